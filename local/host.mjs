@@ -1,0 +1,96 @@
+/** The Worker around the Python Worker: starts the interpreter and hands each event to `entry.Default`. */
+import { WorkerEntrypoint } from "cloudflare:workers";
+import { withFaults } from "./faults.mjs";
+import { startPython } from "./interpreter.mjs";
+import { problem } from "./problem.mjs";
+
+const SCHEDULED_PATH = "/cdn-cgi/handler/scheduled";
+
+let starting; // one interpreter an isolate
+const python = (env) => (starting ??= startPython(env.UNSAFE_EVAL));
+
+/** Runs as the isolate's own small worker, at a port that only the runner knows: brings Python up. */
+export class Boot extends WorkerEntrypoint {
+  async fetch() {
+    try {
+      await python(this.env);
+      return new Response(null, { status: 204 });
+    } catch (error) {
+      return new Response(readable(error), { status: 500 });
+    }
+  }
+}
+
+class ScheduledController {
+  noRetry() {}
+}
+
+export default class Host extends WorkerEntrypoint {
+  constructor(ctx, env) {
+    super(ctx, env);
+    // Any other name is an RPC method, which only Python knows.
+    return new Proxy(this, {
+      get: (target, name) =>
+        typeof name !== "string" || name in target
+          ? Reflect.get(target, name, target)
+          : (...args) => invoke(this, bindings(env), name, ...args),
+    });
+  }
+
+  async fetch(request) {
+    try {
+      const local = this.env.LOCAL;
+      const isolate = request.headers.get("x-local-isolate");
+      if (isolate !== null && local.isolates === 1 && isolate !== "0") {
+        return problem(400, "LOCAL_ISOLATE_UNKNOWN", "X-Local-Isolate must be 0: there is one isolate.");
+      }
+      const env = bindings(this.env);
+      const faults = local.faults ? request.headers.get("x-local-fault") : null;
+      if (faults !== null) env.DB = withFaults(env.DB, faults);
+      if (new URL(request.url).pathname === SCHEDULED_PATH) return await this.trigger(env, request);
+      const response = await invoke(this, env, "fetch", request);
+      if (response instanceof Response) return response;
+      throw new TypeError(`entry.Default.fetch returned ${response}, not a Response`);
+    } catch (error) {
+      if (error instanceof Response) return error;
+      console.error(readable(error));
+      return problem(500, "INTERNAL", "The Worker failed. The reason is in its log.", "same-key");
+    }
+  }
+
+  async scheduled(controller) {
+    await invoke(this, bindings(this.env), "scheduled", controller, null, null);
+  }
+
+  /** Crons never fire locally: a request stands for one, at the path that `wrangler dev` uses too. */
+  async trigger(env, request) {
+    const { searchParams } = new URL(request.url);
+    const controller = new ScheduledController();
+    controller.scheduledTime = Number(searchParams.get("time") ?? Date.now());
+    controller.cron = searchParams.get("cron") ?? "";
+    await invoke(this, env, "scheduled", controller, null, null);
+    return new Response("ok");
+  }
+}
+
+/** Call Python, and free the proxy of its coroutine: it would keep the request alive for ever. */
+async function invoke(host, env, method, ...args) {
+  const call = await python(host.env);
+  const coroutine = call(host.ctx, env, method, ...args);
+  try {
+    return await coroutine;
+  } finally {
+    coroutine.destroy();
+  }
+}
+
+/** What a deployed Worker would find in its environment. */
+function bindings({ UNSAFE_EVAL, LOCAL, ...rest }) {
+  return rest;
+}
+
+/** A Python traceback without the frames of Pyodide and of this host, or a JavaScript stack. */
+function readable(error) {
+  if (error.constructor.name !== "PythonError") return error.stack ?? String(error);
+  return error.message.trimEnd().replace(/^  File "(\/host\.py|.*\/_pyodide\/).*\n(^    .*\n)*/gm, "");
+}

@@ -1,0 +1,91 @@
+/** Installs what is missing, and nothing when all is there. Node builtins only: it runs before anything else. */
+import { execFileSync, spawnSync } from "node:child_process";
+import { createHash } from "node:crypto";
+import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+export const PROJECT = dirname(dirname(fileURLToPath(import.meta.url)));
+/** The Node that Miniflare needs, from the npm package `node`, whatever the system has. */
+export const NODE = join(PROJECT, "node_modules", ".bin", "node");
+export const PYTHON = join(PROJECT, ".venv", "bin", "python");
+
+class SetupError extends Error {}
+
+/** `development` brings the tools of tests and checks, too. Ends the process with one sentence on failure. */
+export function ensure({ development = false } = {}) {
+  try {
+    if (Number(process.versions.node.split(".")[0]) < 20) throw new SetupError("Install Node.js 20 or newer.");
+    install("node_modules", "package-lock.json", "JavaScript packages", installJavaScript);
+    install("python_modules", "python-worker.lock", "the Worker's Python packages", installWorkerPackages);
+    if (development) install(".venv", "python-dev.lock", "Python tools for development", installPythonTools);
+  } catch (error) {
+    if (!(error instanceof SetupError)) throw error;
+    console.error(error.message);
+    process.exit(1);
+  }
+}
+
+/** The stamp is written last, so that an interrupted install is done again. */
+function install(folder, lock, what, steps) {
+  const target = join(PROJECT, folder);
+  const stamp = join(target, ".fencepost-stamp");
+  const wanted = createHash("sha256").update(readFileSync(join(PROJECT, lock))).digest("hex");
+  if (existsSync(stamp) && readFileSync(stamp, "utf8") === wanted) return;
+  console.error(`installing ${what} (once) …`);
+  steps(target, join(PROJECT, lock));
+  mkdirSync(target, { recursive: true });
+  writeFileSync(stamp, wanted);
+}
+
+function installJavaScript() {
+  // Miniflare asks for a newer Node than may run here: NODE is that one, so the warning would mislead.
+  run("npm", ["ci", "--no-audit", "--no-fund", "--loglevel=error"], "Install npm.");
+  if (nodeVersion() >= 22) return;
+  // npm was told to run no install scripts, or its script failed: this is what it does.
+  run(process.execPath, ["installArchSpecificPackage.js"], "Node.js 24 could not be installed.", join(PROJECT, "node_modules", "node"));
+  if (nodeVersion() < 22) throw new SetupError("Node.js 24 could not be installed from the npm package `node`.");
+}
+
+function nodeVersion() {
+  const { status, stdout } = spawnSync(NODE, ["--version"], { encoding: "utf8" });
+  return status === 0 ? Number(stdout.slice(1).split(".")[0]) : 0;
+}
+
+/** The layout of `pywrangler sync`, so that `wrangler deploy` bundles the folder as it is. */
+function installWorkerPackages(target, lock) {
+  rmSync(target, { recursive: true, force: true });
+  pip(systemPython(), ["--no-deps", "--no-compile", "--target", target, "-r", lock]);
+  rmSync(join(target, "bin"), { recursive: true, force: true });
+}
+
+function installPythonTools(target, lock) {
+  rmSync(target, { recursive: true, force: true });
+  run(systemPython(), ["-m", "venv", target], "Install Python's venv module (Debian: python3-venv).");
+  pip(PYTHON, ["--no-deps", "-r", lock]);
+}
+
+function systemPython() {
+  const check = "import sys; sys.exit(sys.version_info < (3, 11))";
+  if (spawnSync("python3", ["-c", check]).status !== 0) throw new SetupError("Install Python 3.11 or newer as python3.");
+  return "python3";
+}
+
+function pip(python, options) {
+  const quiet = ["--quiet", "--quiet", "--disable-pip-version-check", "--no-input", "--require-hashes"];
+  const remedy = "Python packages could not be installed: pip must be there (Debian: python3-pip) and reach its registry.";
+  run(python, ["-m", "pip", "install", ...quiet, ...options], remedy);
+}
+
+function run(command, options, remedy, cwd = PROJECT) {
+  try {
+    // All output to stderr: standard output belongs to whoever called.
+    execFileSync(command, options, { cwd, stdio: ["ignore", 2, 2] });
+  } catch {
+    throw new SetupError(remedy);
+  }
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  ensure({ development: process.argv.includes("--development") });
+}

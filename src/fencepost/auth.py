@@ -1,0 +1,103 @@
+"""Bearer tokens: who sends a request, and what it may do (design 11).
+
+Tokens are stored as SHA-256 in the secret FENCEPOST_TOKENS, a JSON list of
+`{"sha256": hex of the token, "principal": {"kind", "id"}, "scopes": [...]}`. Several tokens may
+name one principal: rotating a token changes nothing about its runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import json
+import re
+from typing import NamedTuple
+
+from fencepost import errors, limits
+from fencepost.exchange import Request
+from fencepost.identifiers import Principal, PrincipalKind, is_principal_id
+
+SCOPES = frozenset({"start", "work", "operate", "read"})
+_SHA256 = re.compile("[0-9a-f]{64}")
+_BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
+
+
+class Grant(NamedTuple):
+    """What one token stands for."""
+
+    sha256: bytes
+    principal: Principal
+    scopes: frozenset[str]
+
+
+def admit(request: Request, scopes: tuple[str, ...]) -> None:
+    """Sets the request's principal and scopes. Raises AuthError unless one of `scopes` is there.
+
+    401 without a known token, 403 SCOPE_MISSING, 503 AUTH_UNCONFIGURED.
+    """
+    grant = authenticate(request.headers.get("authorization"), request.tokens)
+    request.principal, request.scopes = grant.principal, grant.scopes
+    if not grant.scopes.intersection(scopes):
+        raise errors.AuthError(
+            f"The token lacks the scope: {' or '.join(scopes)}.",
+            status=403,
+            code="SCOPE_MISSING",
+            title="The token lacks a scope",
+        )
+
+
+def authenticate(header: str | None, tokens: str | None) -> Grant:
+    """The grant of the token in an `Authorization` header. Raises AuthError.
+
+    Every stored token is compared, in constant time. Without a usable configuration nobody
+    gets in: AUTH_UNCONFIGURED (503).
+    """
+    grants = _configured(tokens)
+    match = _BEARER.fullmatch(header or "")
+    if match is None or len(match[1]) > limits.TOKEN_CHARS_MAX:
+        raise errors.AuthError("Send Authorization: Bearer with a token of this service.")
+    sent = hashlib.sha256(match[1].encode()).digest()
+    granted = None
+    for grant in grants:
+        if hmac.compare_digest(grant.sha256, sent):
+            granted = grant
+    if granted is None:
+        raise errors.AuthError("The token is not one of this service's.")
+    return granted
+
+
+@functools.lru_cache(maxsize=1)
+def _parse(tokens: str) -> tuple[Grant, ...] | None:
+    """The grants of a configuration, or None where any part of it is not understood."""
+    try:
+        return tuple(_grant(entry) for entry in json.loads(tokens))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _grant(entry: dict[str, object]) -> Grant:
+    principal, scopes, sha256 = entry["principal"], entry["scopes"], entry["sha256"]
+    if not (isinstance(principal, dict) and isinstance(scopes, list) and isinstance(sha256, str)):
+        raise ValueError("not a token entry")
+    kind, id = principal["kind"], principal["id"]
+    if (
+        not _SHA256.fullmatch(sha256)
+        or kind not in frozenset(PrincipalKind)
+        or not is_principal_id(id)
+        or not SCOPES.issuperset(scopes)
+    ):
+        raise ValueError("not a token entry")
+    return Grant(bytes.fromhex(sha256), Principal(kind, id), frozenset(scopes))
+
+
+def _configured(tokens: str | None) -> tuple[Grant, ...]:
+    grants = _parse(tokens) if tokens else None
+    if not grants:
+        raise errors.AuthError(
+            "This deployment has no usable FENCEPOST_TOKENS, so nobody is let in.",
+            status=503,
+            code="AUTH_UNCONFIGURED",
+            title="No tokens are configured",
+        )
+    return grants

@@ -1,0 +1,208 @@
+"""The D1 boundary: the only module that carries SQL across to JavaScript.
+
+A batch is one transaction and one network round trip; a single statement is a batch of one.
+Results come back in one JSON pass for the whole batch. What D1 really does is in the project's
+facts about D1; the error texts below are matched exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from fencepost import errors, limits
+from fencepost.identifiers import is_well_formed
+
+Parameter = str | int | float | None
+
+# The database's own clock, in milliseconds. Constant within a statement, but it advances
+# between the statements of a batch: stamp once, in the first row written, and read it there.
+NOW_MS = "CAST(ROUND(unixepoch('subsec') * 1000) AS INTEGER)"
+
+
+class Statement(NamedTuple):
+    """One SQL statement with the values of `?1`, `?2`, ... in order."""
+
+    sql: str
+    params: tuple[Parameter, ...] = ()
+
+
+class Result(NamedTuple):
+    """What one statement did. Judge success by `rows` (RETURNING), not by `changes`."""
+
+    rows: list[dict[str, Any]]
+    changes: int
+    rows_read: int
+    rows_written: int
+
+
+class Database:
+    """A D1 binding for the length of one request.
+
+    `round_trips`, `rows_read`, `rows_written` and `elapsed_ms` add up over its batches.
+    Reads always go to the primary; replicas are never asked.
+    """
+
+    def __init__(self, binding: Any) -> None:
+        self._binding = binding
+        self.round_trips = 0
+        self.rows_read = 0
+        self.rows_written = 0
+        self.elapsed_ms = 0.0
+
+    async def batch(self, statements: Sequence[Statement]) -> list[Result]:
+        """Run the statements as one transaction, in one round trip.
+
+        Raises ValueError before anything is sent when a statement is outside D1's limits, and
+        one of MissingTable, ConstraintFailed, Refused (it did not run) or Unknown (the reply
+        was lost: it may have committed) when D1 fails.
+        """
+        for statement in statements:
+            check(statement)
+        self.round_trips += 1
+        started = time.perf_counter()
+        try:
+            answer = await self._send(statements)
+        except Exception as failure:
+            raise classify(_messages(failure)) from failure
+        finally:
+            self.elapsed_ms += (time.perf_counter() - started) * 1000
+        results = [_result(entry) for entry in json.loads(answer)]
+        for result in results:
+            self.rows_read += result.rows_read
+            self.rows_written += result.rows_written
+        return results
+
+    async def read(self, statements: Sequence[Statement]) -> list[Result]:
+        """A batch of SELECTs. A failure is never a lost write: StorageUnreadable.
+
+        Raises MissingTable when a table is absent, which for a read means: no such row.
+        """
+        for statement in statements:
+            if not statement.sql.lstrip().startswith(("SELECT", "WITH")):
+                raise ValueError("a read may only hold SELECTs")
+        try:
+            return await self.batch(statements)
+        except errors.MissingTable:
+            raise
+        except errors.StorageError as failure:
+            raise errors.StorageUnreadable(failure.message) from failure
+
+    async def _send(self, statements: Sequence[Statement]) -> str:
+        """Cross to JavaScript and back; the JSON text of D1's results."""
+        from js import JSON
+        from pyodide.ffi import jsnull, to_js
+
+        binding = self._binding
+        prepared = []
+        for sql, params in statements:
+            prepare = binding.prepare(sql)
+            values = [jsnull if value is None else value for value in params]
+            prepared.append(prepare.bind(*values) if values else prepare)
+        text: str = JSON.stringify(await binding.batch(to_js(prepared)))
+        return text
+
+
+def _result(entry: dict[str, Any]) -> Result:
+    meta = entry["meta"]
+    return Result(entry["results"], meta["changes"], meta["rows_read"], meta["rows_written"])
+
+
+def check(statement: Statement) -> None:
+    """Refuse what D1 would refuse, cut short or change; ValueError, before anything is sent."""
+    sql, params = statement
+    if len(sql) > limits.SQL_BYTES_MAX or len(sql.encode()) > limits.SQL_BYTES_MAX:
+        raise ValueError(f"a statement is longer than {limits.SQL_BYTES_MAX} bytes")
+    if len(params) > limits.PARAMETERS_MAX:
+        raise ValueError(f"a statement has {len(params)} parameters; D1 takes at most 100")
+    for number, value in enumerate(params, 1):
+        if problem := _problem(value):
+            raise ValueError(f"parameter ?{number} is {problem}")
+
+
+def _problem(value: object) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _text_problem(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "beyond ±(2^53−1)" if abs(value) > limits.INTEGER_MAX else None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else "not a finite number"
+    return f"a {type(value).__name__}; D1 takes str, int, float and None"
+
+
+def _text_problem(text: str) -> str | None:
+    if "\0" in text:
+        return "text with a NUL"
+    if not is_well_formed(text):
+        return "text with a lone surrogate"
+    if len(text) * 4 > limits.VALUE_BYTES_MAX < len(text.encode()):
+        return f"longer than {limits.VALUE_BYTES_MAX} bytes"
+    return None
+
+
+# --- Rows ---------------------------------------------------------------------------------
+
+Row = dict[str, Any]
+Rules = tuple[tuple[str, Callable[[Row], bool]], ...]
+
+
+def check_row(table: str, rules: Rules, row: Row) -> None:
+    """Raises RowCorrupt, naming the first rule that the row breaks; it is never repaired."""
+    for rule, holds in rules:
+        try:
+            sound = holds(row)
+        except (KeyError, TypeError):
+            sound = False
+        if not sound:
+            raise errors.RowCorrupt(table, rule)
+
+
+# --- What D1's failures mean -------------------------------------------------------------
+
+_MISSING = re.compile(r"(?:D1_ERROR: )?no such table: (?:main\.)?(\w+)(?:: SQLITE_ERROR)?")
+_CONSTRAINT = re.compile(r"(?:D1_ERROR: )?.*: SQLITE_CONSTRAINT(?: \(extended: \w+\))?", re.DOTALL)
+# SQL, type and limit errors: D1 says that the statement did not run.
+_REFUSED = re.compile(
+    r"(?:D1_ERROR: )?.*: SQLITE_(?:ERROR|TOOBIG|AUTH|MISMATCH|RANGE)(?: .*)?"
+    r"|D1_(?:TYPE_ERROR|COLUMN_NOTFOUND|EXEC_ERROR).*"
+    r"|(?:D1_ERROR: )?D1 DB is overloaded\. Requests queued for too long\."
+    r"|(?:D1_ERROR: )?D1 DB is overloaded\. Too many requests queued\."
+    r"|(?:D1_ERROR: )?Cannot resolve D1 DB due to transient issue on remote node\.",
+    re.DOTALL,
+)
+_CAUSES_MAX = 8
+
+
+def classify(messages: Sequence[str]) -> errors.StorageError:
+    """What a failure means, from its message and those of its causes, outermost first.
+
+    A missing table is believed only from the root of the chain (contracts 1.1): further out
+    such a text is a quotation. What is not known to have been refused is Unknown.
+    """
+    message, root = messages[0], messages[-1]
+    if missing := _MISSING.fullmatch(root):
+        return errors.MissingTable(message, missing[1])
+    if _CONSTRAINT.fullmatch(message):
+        return errors.ConstraintFailed(message)
+    if _REFUSED.fullmatch(message):
+        return errors.Refused(message)
+    return errors.Unknown(message)
+
+
+def _messages(failure: BaseException) -> list[str]:
+    """The messages of a JavaScript error and its causes, outermost first; cycle-safe."""
+    messages: list[str] = []
+    link: Any = failure
+    while link is not None and len(messages) < _CAUSES_MAX:
+        message = getattr(link, "message", None)
+        if not isinstance(message, str):
+            break
+        messages.append(message)
+        link = getattr(link, "cause", None)
+    return messages or [str(failure)]

@@ -1,0 +1,52 @@
+"""A request as the handlers see it, and the reply they give: no JavaScript in either."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fencepost.d1 import Database
+from fencepost.identifiers import Principal
+
+
+@dataclass(slots=True)
+class Request:
+    """One HTTP request. Header names are in lower case; the body is read on demand, once.
+
+    `params`, `principal` and `scopes` are set by the dispatch before a handler runs.
+    """
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    read_body: Callable[[], Awaitable[bytes]]
+    db: Database
+    tokens: str | None
+    params: dict[str, str] = field(default_factory=dict)
+    principal: Principal | None = None
+    scopes: frozenset[str] = frozenset()
+
+    @property
+    def sender(self) -> Principal:
+        """The principal of a request that was authenticated."""
+        assert self.principal is not None
+        return self.principal
+
+    @property
+    def viewer(self) -> Principal | None:
+        """Whose runs this request may see: its principal's, or everybody's (None)."""
+        return None if "operate" in self.scopes else self.principal
+
+
+@dataclass(slots=True)
+class Reply:
+    """A status, a JSON body and headers; `run_id` goes into the log line only."""
+
+    status: int
+    body: Any
+    headers: dict[str, str] = field(default_factory=dict)
+    content_type: str = "application/json"
+    code: str | None = None
+    run_id: str | None = None

@@ -1,0 +1,100 @@
+"""Grammars of identifiers, and the two small values that every noun shares."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from enum import StrEnum
+from typing import NamedTuple
+
+from fencepost import limits
+
+# contracts 1.1: path-safe, 1–200 characters, and not a path segment that URLs resolve away.
+_IDENTIFIER = re.compile(rf"(?!\.{{1,2}}\Z)[A-Za-z0-9._~-]{{1,{limits.IDENTIFIER_CHARS_MAX}}}")
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
+
+
+class PrincipalKind(StrEnum):
+    HUMAN = "human"
+    SERVICE = "service"
+    AGENT = "agent"
+    SYSTEM = "system"
+
+
+class TargetKind(StrEnum):
+    WORKFLOW = "workflow"
+    AGENT = "agent"
+
+
+class Principal(NamedTuple):
+    """Who sent a request."""
+
+    kind: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.id}"
+
+
+class Target(NamedTuple):
+    """What a run executes. An agent has a thread, a workflow has none."""
+
+    kind: str
+    id: str
+    thread_id: str | None = None
+
+    def as_json(self) -> dict[str, str]:
+        """The wire shape; `thread_id` is left out where there is none."""
+        shape = {"kind": self.kind, "id": self.id}
+        return shape if self.thread_id is None else {**shape, "thread_id": self.thread_id}
+
+
+def is_identifier(text: str) -> bool:
+    """`[A-Za-z0-9._~-]`, 1–200 characters, not `.` or `..` (contracts 1.1)."""
+    return _IDENTIFIER.fullmatch(text) is not None
+
+
+def is_principal_id(text: str) -> bool:
+    """1–200 characters, not blank, no control characters (contracts 1.1)."""
+    return (
+        0 < len(text) <= limits.IDENTIFIER_CHARS_MAX
+        and not text.isspace()
+        and not _CONTROL.search(text)
+        and is_well_formed(text)
+    )
+
+
+def is_owner_field(text: str) -> bool:
+    """1–1024 UTF-16 units, no NUL, no lone surrogate (contracts 3)."""
+    return (
+        text != ""
+        and "\0" not in text
+        and is_well_formed(text)
+        and len(text.encode("utf-16-le")) // 2 <= limits.OWNER_FIELD_UNITS_MAX
+    )
+
+
+def is_well_formed(text: str) -> bool:
+    """Without lone surrogates, which no UTF-8 can carry."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def mint_run_id() -> str:
+    """A new run id: creation time in ms (hex), then 80 random bits.
+
+    Ids sort roughly by creation, which keeps pages in order. The time is a hint for sorting
+    only: it comes from this isolate's clock, not from the database's.
+    """
+    return f"run_{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
+
+
+def mint_token() -> str:
+    """128 random bits: names one attempt to write, or one owner."""
+    return os.urandom(16).hex()

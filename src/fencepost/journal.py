@@ -1,0 +1,94 @@
+"""A run's history: events chained by hash, appended in the batch of the change they record.
+
+hash = SHA-256 (hex) over RFC 8785 canonical JSON of `{sequence, type, payload, prior_hash}`;
+the first prior hash is 64 zeros; sequences count from 1 without gaps (contracts 4). The run
+row holds the head, and an append is a compare-and-set on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import rfc8785
+
+from fencepost.d1 import Statement
+
+GENESIS_HASH = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last event of a history."""
+
+    sequence: int
+    hash: str
+
+
+GENESIS = Head(0, GENESIS_HASH)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event, hashed; `payload_json` is canonical."""
+
+    sequence: int
+    type: str
+    payload_json: str
+    prior_hash: str
+    hash: str
+
+    @property
+    def head(self) -> Head:
+        return Head(self.sequence, self.hash)
+
+
+def canonical(value: Any) -> bytes:
+    """RFC 8785 (JCS) bytes. 1 and 1.0 are the same number, and so are 0 and −0.
+
+    Raises ValueError for what JCS cannot express (NaN, integers beyond ±(2^53−1), ...).
+    """
+    return rfc8785.dumps(value)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 (hex) of the canonical JSON of `value`."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def sha256(text: str) -> str:
+    """SHA-256 (hex) of a text as it is stored."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def next_event(head: Head, type: str, payload: dict[str, Any]) -> Event:
+    """The event that would follow `head`."""
+    sequence = head.sequence + 1
+    content = {"sequence": sequence, "type": type, "payload": payload, "prior_hash": head.hash}
+    return Event(sequence, type, canonical(payload).decode(), head.hash, digest(content))
+
+
+# Decides nothing: guarded by the token of the write that moved the head in the same batch.
+_APPEND = """
+INSERT INTO fencepost_events
+  (run_id, sequence, type, payload, prior_hash, hash, created_at_ms)
+SELECT run_id, ?3, ?4, ?5, ?6, ?7, updated_at_ms
+FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2
+"""
+
+
+def append_statement(run_id: str, token: str, event: Event) -> Statement:
+    """Stores `event`; the write named by `token` has set the run's head to it."""
+    return Statement(
+        _APPEND,
+        (
+            run_id,
+            token,
+            event.sequence,
+            event.type,
+            event.payload_json,
+            event.prior_hash,
+            event.hash,
+        ),
+    )

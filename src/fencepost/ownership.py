@@ -1,0 +1,170 @@
+"""Who owns a run, and for how long: grants, heartbeats, takeovers.
+
+A grant is a compare-and-set in one batch: first the ownership facts, written only if the grant
+is admitted, then the run, guarded by the fact just written. Each grant raises the generation by
+one. A lease that lapsed may move the ownership to somebody who gives evidence; it never frees
+the reservation. All times are the database's; nothing here trusts a caller's clock.
+
+Not guaranteed: that a former owner has stopped working. Pass the generation on to whatever the
+run calls, and let it refuse lower ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fencepost import fence
+from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost.identifiers import Principal, mint_token
+from fencepost.runs import Outcome, Owner, Run, RunStatus
+from fencepost.snapshot import VISIBLE, scope, verb
+
+# A run that runs belongs to somebody: only evidence about that very owner opens it (contracts
+# 3): the same host saw the process dead, another host lost it, or its lease has ended.
+EVIDENCE_KINDS = ("lease-expired", "same-host-pid-dead", "cross-host-unreachable-stale")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Why the present owner is believed dead. Staleness is judged here, by the lease."""
+
+    kind: str
+    expected_owner: Owner
+
+    def is_about(self, run: Run, claimant: Owner) -> bool:
+        """Whether it names the present owner and keeps its kind's rule about hosts."""
+        if run.owner != self.expected_owner:
+            return False
+        same_host = claimant.host_id == self.expected_owner.host_id
+        return {
+            "lease-expired": True,
+            "same-host-pid-dead": same_host,
+            "cross-host-unreachable-stale": not same_host,
+        }[self.kind]
+
+
+# Decides: the run waits for an owner, or runs under a lease that lapsed and the claimant is
+# the owner itself or has evidence about it (?7 … ?10); nobody claims it; the fence admits
+# existing work. Writes the facts of the grant, which differ by whom it was taken from.
+_GRANT_FACTS = f"""
+WITH step (taken_from, position, type) AS (VALUES
+  ('nobody', 1, 'claimed'), ('nobody', 2, 'activated'),
+  ('self', 1, 'released'), ('self', 2, 'claimed'), ('self', 3, 'activated'),
+  ('rival', 1, 'stolen'), ('rival', 2, 'activated')),
+clock AS MATERIALIZED (SELECT COALESCE(?12, {NOW_MS}) AS now_ms),
+grantable AS (
+  SELECT run_id, generation + 1 AS generation, MAX(now_ms, updated_at_ms) AS at_ms,
+    CASE WHEN status <> 'running' THEN 'nobody'
+      WHEN (owner_host_id, owner_pid, owner_nonce) = (?4, ?5, ?6) THEN 'self'
+      ELSE 'rival' END AS taken_from
+  FROM fencepost_runs, clock
+  WHERE run_id = ?1 AND {VISIBLE} AND claimed_at_ms IS NULL
+    AND {fence.admits_existing_run_sql("?1")}
+    AND (status IN ('pending', 'suspended')
+      OR (status = 'running' AND lease_expires_at_ms < now_ms
+        AND ((owner_host_id, owner_pid, owner_nonce) = (?4, ?5, ?6)
+          OR ((owner_host_id, owner_pid, owner_nonce) = (?8, ?9, ?10)
+            AND (?7 = 'lease-expired' OR (?7 = 'same-host-pid-dead') = (?4 = ?8)))))))
+INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
+  generation, granted_at_ms, write_token, at_ms)
+SELECT run_id,
+  position + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = ?1), 0),
+  type, ?4, ?5, ?6, generation, CASE WHEN type <> 'released' THEN at_ms END, ?11, at_ms
+FROM grantable JOIN step USING (taken_from)
+RETURNING run_id
+"""
+
+# Decides nothing: guarded by the fact just written, from which it takes its time.
+_GRANT = """
+UPDATE fencepost_runs SET status = 'running',
+  owner_host_id = ?3, owner_pid = ?4, owner_nonce = ?5, generation = generation + 1,
+  heartbeat_at_ms = fact.at_ms, lease_ms = COALESCE(?6, lease_ms),
+  lease_expires_at_ms = fact.at_ms + COALESCE(?6, lease_ms),
+  started_at_ms = COALESCE(started_at_ms, fact.at_ms),
+  write_token = ?2, updated_at_ms = fact.at_ms
+FROM (SELECT at_ms, write_token AS token FROM fencepost_ownership
+  WHERE run_id = ?1 ORDER BY sequence DESC LIMIT 1) AS fact
+WHERE run_id = ?1 AND fact.token = ?2
+"""
+
+
+async def own(
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    owner: Owner,
+    *,
+    lease_ms: int | None = None,
+    evidence: Evidence | None = None,
+    now_ms: int | None = None,
+) -> tuple[Outcome, Run]:
+    """Take a run that waits for an owner, or whose owner's lease lapsed. One round trip.
+
+    `lease_ms` None keeps the run's own. Losses, in order: already_claimed, heartbeat_fresh,
+    evidence_required, snapshot_changed. Raises NotFound and Fenced.
+    """
+    token, who = mint_token(), (owner.host_id, owner.pid, owner.nonce)
+    proof: tuple[str | int | None, ...] = (None, None, None, None)
+    if evidence is not None:
+        expected = evidence.expected_owner
+        proof = (evidence.kind, expected.host_id, expected.pid, expected.nonce)
+    statements = [
+        Statement(_GRANT_FACTS, (run_id, *scope(viewer), *who, *proof, token, now_ms)),
+        Statement(_GRANT, (run_id, token, *who, lease_ms)),
+    ]
+    won, run, gate = await verb(db, statements, run_id, viewer)
+    if won:
+        return Outcome.OWNED, run
+    if not gate.admits_existing_run(run_id):
+        raise gate.refusal()
+    return _own_loss(run, evidence), run
+
+
+def _own_loss(run: Run, evidence: Evidence | None) -> Outcome:
+    if run.claim is not None:
+        return Outcome.ALREADY_CLAIMED
+    if run.status is RunStatus.RUNNING:
+        if run.lease_is_fresh:
+            return Outcome.HEARTBEAT_FRESH
+        if evidence is None or run.owner == evidence.expected_owner:
+            return Outcome.EVIDENCE_REQUIRED
+    return Outcome.SNAPSHOT_CHANGED
+
+
+# Decides: the run is running and this owner holds it; a lapsed lease that nobody took revives.
+# One row, no fact. Neither the heartbeat nor the end of the lease moves backwards.
+_HEARTBEAT = f"""
+UPDATE fencepost_runs SET
+  heartbeat_at_ms = MAX(heartbeat_at_ms, COALESCE(?9, {NOW_MS})),
+  lease_ms = COALESCE(?7, lease_ms),
+  lease_expires_at_ms =
+    MAX(lease_expires_at_ms, COALESCE(?9, {NOW_MS}) + COALESCE(?7, lease_ms)),
+  write_token = ?8, updated_at_ms = MAX(updated_at_ms, COALESCE(?9, {NOW_MS}))
+WHERE run_id = ?1 AND {VISIBLE} AND status = 'running'
+  AND owner_host_id = ?4 AND owner_pid = ?5 AND owner_nonce = ?6
+  AND {fence.admits_existing_run_sql("?1")}
+RETURNING run_id
+"""
+
+
+async def heartbeat(
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    owner: Owner,
+    *,
+    lease_ms: int | None = None,
+    now_ms: int | None = None,
+) -> tuple[Outcome, Run]:
+    """Renew the lease of a run that `owner` holds. One round trip, one row.
+
+    `lease_ms` becomes the run's own; None keeps it. Loss: fence_lost. Raises NotFound, Fenced.
+    """
+    who = (owner.host_id, owner.pid, owner.nonce)
+    values = (run_id, *scope(viewer), *who, lease_ms, mint_token(), now_ms)
+    won, run, gate = await verb(db, [Statement(_HEARTBEAT, values)], run_id, viewer)
+    if won:
+        return Outcome.RENEWED, run
+    if not gate.admits_existing_run(run_id):
+        raise gate.refusal()
+    return Outcome.FENCE_LOST, run

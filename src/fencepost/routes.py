@@ -1,0 +1,230 @@
+"""The route table; authentication; errors into problem documents (RFC 9457).
+
+`serve` is the whole HTTP surface: it turns the runtime's request into a `Request`, answers it,
+writes one structured log line, and turns the `Reply` into the runtime's response.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+from fencepost import auth, errors, handlers, limits
+from fencepost.d1 import Database
+from fencepost.exchange import Reply, Request
+
+Handler = Callable[[Request], Awaitable[Reply]]
+
+
+class Route(NamedTuple):
+    """`scopes`: any one of them admits; none means that no token is needed."""
+
+    method: str
+    pattern: str
+    scopes: tuple[str, ...]
+    handler: Handler
+
+
+ROUTES = (
+    Route("POST", "/v1/starts", ("start",), handlers.post_start),
+    Route("GET", "/v1/starts/{key}", ("start",), handlers.get_start),
+    Route("POST", "/v1/starts/{key}/release", ("start",), handlers.post_release),
+    Route("GET", "/v1/runs", ("read",), handlers.list_runs),
+    Route("GET", "/v1/runs/{run_id}", ("read",), handlers.get_run),
+    Route("POST", "/v1/runs/{run_id}/own", ("work",), handlers.post_own),
+    Route("POST", "/v1/runs/{run_id}/heartbeat", ("work",), handlers.post_heartbeat),
+    Route("POST", "/v1/runs/{run_id}/transition", ("work",), handlers.post_transition),
+    Route("GET", "/v1/fence", ("read",), handlers.get_fence),
+    Route("GET", "/v1/health", (), handlers.get_health),
+)
+
+_SEGMENTS = tuple((route, route.pattern.split("/")) for route in ROUTES)
+
+
+def find_route(request: Request) -> Route:
+    """The route of a request; sets `request.params`. Raises NotFound, or 405 with Allow."""
+    segments = request.path.split("/")
+    allowed = []
+    for route, pattern in _SEGMENTS:
+        params = _match(pattern, segments)
+        if params is None:
+            continue
+        if route.method == request.method:
+            request.params = params
+            return route
+        allowed.append(route.method)
+    if allowed:
+        raise errors.InvalidRequest(
+            f"This path takes {', '.join(sorted(set(allowed)))}.",
+            status=405,
+            code="METHOD_NOT_ALLOWED",
+            title="Method not allowed",
+        )
+    raise errors.NotFound("There is no such path.")
+
+
+def _match(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
+    if len(pattern) != len(segments):
+        return None
+    params = {}
+    for expected, found in zip(pattern, segments, strict=True):
+        if expected.startswith("{"):
+            params[expected[1:-1]] = unquote(found)
+        elif expected != found:
+            return None
+    return params
+
+
+async def answer(request: Request) -> tuple[Reply, str | None]:
+    """The reply to a request, and the pattern of its route. Never raises an Exception."""
+    pattern = None
+    try:
+        route = find_route(request)
+        pattern = route.pattern
+        if route.scopes:
+            auth.admit(request, route.scopes)
+        return await route.handler(request), pattern
+    except errors.FencepostError as error:
+        if isinstance(error, errors.StorageError):
+            _complain(error.message)
+        return problem(error), pattern
+    except Exception:
+        _complain(traceback.format_exc())
+        return problem(errors.FencepostError("The service failed on this request.")), pattern
+
+
+def problem(error: errors.FencepostError) -> Reply:
+    """The problem document of an error; `code` and `retry` tell a client what to do next."""
+    body = {
+        "type": f"/docs/errors#{error.code}",
+        "title": error.title,
+        "status": error.status,
+        "detail": error.detail,
+        "code": error.code,
+        "retry": error.retry,
+        **error.members,
+    }
+    headers, run_id = {}, error.members.get("run_id")
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Reply(error.status, body, headers, "application/problem+json", error.code, run_id)
+
+
+def log_line(request: Request, reply: Reply, pattern: str | None, elapsed_ms: float) -> str:
+    """One JSON line a request: never a token, an input or a state."""
+    principal = request.principal
+    return json.dumps(
+        {
+            "method": request.method,
+            "route": pattern,
+            "status": reply.status,
+            "code": reply.code,
+            "principal": None if principal is None else str(principal),
+            "run": reply.run_id or request.params.get("run_id"),
+            "d1_round_trips": request.db.round_trips,
+            "ms": round(elapsed_ms),
+        },
+        separators=(",", ":"),
+    )
+
+
+# --- To and from the runtime -------------------------------------------------------------
+
+
+async def serve(js_request: Any, env: Any) -> Any:
+    """Answer a runtime request with a runtime response, and log one line about it."""
+    started = time.perf_counter()
+    request = _receive(js_request, env)
+    reply, pattern = await answer(request)
+    _log(log_line(request, reply, pattern, (time.perf_counter() - started) * 1000))
+    return _send(reply, request.db)
+
+
+def _receive(js_request: Any, env: Any) -> Request:
+    from js import JSON, Object
+    from workers import python_to_rpc
+
+    url = str(js_request.url)
+    address, _, query = url.partition("#")[0].partition("?")
+    path = "/" + address.split("/", 3)[3]
+    headers: dict[str, str] = json.loads(JSON.stringify(Object.fromEntries(js_request.headers)))
+
+    async def read_body() -> bytes:
+        return await _read_body(js_request, headers)
+
+    return Request(
+        method=str(js_request.method),
+        path=path,
+        query=dict(parse_qsl(query, keep_blank_values=True)) if query else {},
+        headers=headers,
+        read_body=read_body,
+        db=Database(python_to_rpc(env.DB)),
+        tokens=getattr(env, "FENCEPOST_TOKENS", None),
+    )
+
+
+async def _read_body(js_request: Any, headers: dict[str, str]) -> bytes:
+    """The body, refused (413) before or as soon as it is known to be too large."""
+    length = headers.get("content-length")
+    if length is not None and length.isdecimal():
+        if int(length) > limits.BODY_BYTES_MAX:
+            raise _too_large()
+        data: bytes = (await js_request.arrayBuffer()).to_bytes()
+        return data
+    stream = js_request.body
+    if not hasattr(stream, "getReader"):
+        return b""
+    reader, parts, total = stream.getReader(), [], 0
+    while not (chunk := await reader.read()).done:
+        parts.append(chunk.value.to_bytes())
+        total += len(parts[-1])
+        if total > limits.BODY_BYTES_MAX:
+            await reader.cancel()
+            raise _too_large()
+    return b"".join(parts)
+
+
+def _too_large() -> errors.InvalidRequest:
+    return errors.InvalidRequest(
+        f"A body is at most {limits.BODY_BYTES_MAX} bytes. Nothing was written.",
+        status=413,
+        code="TOO_LARGE",
+        title="Too large",
+    )
+
+
+def _send(reply: Reply, db: Database) -> Any:
+    from js import Object, Response
+    from pyodide.ffi import to_js
+
+    headers = {
+        "Content-Type": reply.content_type,
+        "Cache-Control": "no-store",
+        "Server-Timing": (
+            f'd1;desc="{db.round_trips} round trips";dur={db.elapsed_ms:.0f}, '
+            f'rows;desc="{db.rows_read} read, {db.rows_written} written"'
+        ),
+        **reply.headers,
+    }
+    body = json.dumps(reply.body, ensure_ascii=False, separators=(",", ":"))
+    options = {"status": reply.status, "headers": headers}
+    return Response.new(body, to_js(options, dict_converter=Object.fromEntries))
+
+
+def _log(line: str) -> None:
+    from js import console
+
+    console.log(line)
+
+
+def _complain(text: str) -> None:
+    """To the operator's console; never into an answer."""
+    from js import console
+
+    console.error(text)

@@ -1,0 +1,215 @@
+"""The run row and its rules; every verb on a run takes and gives what is defined here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from fencepost import limits
+from fencepost.d1 import Rules, check_row
+from fencepost.identifiers import Principal, Target
+from fencepost.journal import Head
+
+TABLE = "fencepost_runs"
+
+
+class RunStatus(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED})
+
+
+class Outcome(StrEnum):
+    """What became of a verb on a run: the winners, then the losses (contracts 3)."""
+
+    OWNED = "owned"
+    RENEWED = "renewed"
+    TRANSITIONED = "transitioned"
+    RELEASED = "released"
+
+    ALREADY_CLAIMED = "already_claimed"
+    HEARTBEAT_FRESH = "heartbeat_fresh"
+    SNAPSHOT_CHANGED = "snapshot_changed"
+    EVIDENCE_REQUIRED = "evidence_required"
+    FENCE_LOST = "fence_lost"
+    GUARD_FAILED = "guard_failed"
+    HEAD_CHANGED = "head_changed"
+
+
+WINNERS = frozenset({Outcome.OWNED, Outcome.RENEWED, Outcome.TRANSITIONED, Outcome.RELEASED})
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that executes a run."""
+
+    host_id: str
+    pid: int
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The rounds of one logical run."""
+
+    id: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A tentative hold on a run that its claimant has not activated yet."""
+
+    owner: Owner
+    claimed_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A row of fencepost_runs. Times are ms of the database's clock.
+
+    `state_json` and `result_json` are None where they were not read (lists); `now_ms` is the
+    database's clock at the reading.
+    """
+
+    run_id: str
+    principal: Principal
+    target: Target
+    status: RunStatus
+    owner: Owner | None
+    generation: int
+    heartbeat_at_ms: int | None
+    lease_ms: int
+    lease_expires_at_ms: int | None
+    claim: Claim | None
+    cancel_requested_at_ms: int | None
+    cancel_acknowledged_at_ms: int | None
+    parent_run_id: str | None
+    lineage: Lineage | None
+    head: Head
+    write_token: str
+    created_at_ms: int
+    started_at_ms: int | None
+    finished_at_ms: int | None
+    state_json: str | None
+    result_json: str | None
+    now_ms: int
+
+    @property
+    def ended(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def lease_is_fresh(self) -> bool:
+        """A lease that ends exactly now is fresh."""
+        return self.lease_expires_at_ms is not None and self.now_ms <= self.lease_expires_at_ms
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Run:
+        """Raises RowCorrupt for a row that breaks a rule; it is never repaired."""
+        check_row(TABLE, _RULES, row)
+        owner, claimant, lineage = _owner(row, "owner"), _owner(row, "claim"), row["lineage_id"]
+        return cls(
+            run_id=row["run_id"],
+            principal=Principal(row["principal_kind"], row["principal_id"]),
+            target=Target(row["target_kind"], row["target_id"], row["thread_id"]),
+            status=RunStatus(row["status"]),
+            owner=owner,
+            claim=None if claimant is None else Claim(claimant, row["claimed_at_ms"]),
+            lineage=None if lineage is None else Lineage(lineage, row["lineage_round"]),
+            head=Head(row["head_sequence"], row["head_hash"]),
+            state_json=row.get("state"),
+            result_json=row.get("result"),
+            **{name: row[name] for name in _PLAIN},
+        )
+
+
+_PLAIN = (
+    "generation",
+    "heartbeat_at_ms",
+    "lease_ms",
+    "lease_expires_at_ms",
+    "cancel_requested_at_ms",
+    "cancel_acknowledged_at_ms",
+    "parent_run_id",
+    "write_token",
+    "created_at_ms",
+    "started_at_ms",
+    "finished_at_ms",
+    "now_ms",
+)
+
+
+def _owner(row: dict[str, Any], role: str) -> Owner | None:
+    host_id = row[f"{role}_host_id"]
+    return None if host_id is None else Owner(host_id, row[f"{role}_pid"], row[f"{role}_nonce"])
+
+
+_INTEGERS = (
+    "generation",
+    "heartbeat_at_ms",
+    "lease_ms",
+    "lease_expires_at_ms",
+    "owner_pid",
+    "claim_pid",
+    "claimed_at_ms",
+    "cancel_requested_at_ms",
+    "cancel_acknowledged_at_ms",
+    "lineage_round",
+    "head_sequence",
+    "created_at_ms",
+    "started_at_ms",
+    "finished_at_ms",
+)
+_STATUSES = frozenset(RunStatus)
+
+
+def _all_or_none(row: dict[str, Any], *names: str) -> bool:
+    return len({row[name] is None for name in names}) == 1
+
+
+_RULES: Rules = (
+    ("status is known", lambda row: row["status"] in _STATUSES),
+    (
+        "numbers are whole and within ±(2^53−1)",
+        lambda row: all(
+            row[name] is None
+            or (isinstance(row[name], int) and 0 <= row[name] <= limits.INTEGER_MAX)
+            for name in _INTEGERS
+        ),
+    ),
+    (
+        "an owner is whole and has a heartbeat and a lease",
+        lambda row: _all_or_none(
+            row,
+            "owner_host_id",
+            "owner_pid",
+            "owner_nonce",
+            "heartbeat_at_ms",
+            "lease_expires_at_ms",
+        ),
+    ),
+    (
+        "a running run, and no other, has an owner",
+        lambda row: (row["status"] == "running") == (row["owner_host_id"] is not None),
+    ),
+    (
+        "a claim is whole or absent",
+        lambda row: _all_or_none(row, "claim_host_id", "claim_pid", "claim_nonce", "claimed_at_ms"),
+    ),
+    (
+        "a lineage has an id and a round",
+        lambda row: _all_or_none(row, "lineage_id", "lineage_round"),
+    ),
+    (
+        "a run that ended, and no other, has an end",
+        lambda row: (row["status"] in TERMINAL) == (row["finished_at_ms"] is not None),
+    ),
+)

@@ -1,0 +1,97 @@
+"""JSON as this service takes it: what two parsers could read differently is refused.
+
+I-JSON (RFC 7493): no duplicate members, no lone surrogates, no integers beyond ±(2^53−1);
+besides, no NaN or Infinity, no number that overflows to one, depth and size bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from fencepost import limits
+
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
+
+
+def loads(data: bytes) -> Any:
+    """The value of a JSON text. Raises ValueError with a sentence for the caller."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise ValueError("The body is not UTF-8.") from None
+    _check_shape(text)
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_int=_integer,
+            parse_float=_float,
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"The body is not JSON: {error.msg} at character {error.pos}.") from None
+    if _SURROGATE_ESCAPE.search(text):
+        _check_surrogates(value)
+    return value
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON text, non-ASCII left as it is. `value` came from `loads`."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _check_shape(text: str) -> None:
+    """Depth and number of values, before the parser meets a text that could exhaust it."""
+    opened = text.count("[") + text.count("{")
+    if opened + text.count(",") < limits.JSON_VALUES_MAX and opened <= limits.JSON_DEPTH_MAX:
+        return
+    depth = values = 0
+    for character in _STRINGS.sub("", text):
+        if character in "[{":
+            depth += 1
+            values += 1
+            if depth > limits.JSON_DEPTH_MAX:
+                raise ValueError(f"The body nests deeper than {limits.JSON_DEPTH_MAX} levels.")
+        elif character in "]}":
+            depth -= 1
+        elif character == ",":
+            values += 1
+    if values >= limits.JSON_VALUES_MAX:
+        raise ValueError(f"The body holds more than {limits.JSON_VALUES_MAX} values.")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("The body has an object with a member twice.")
+    return members
+
+
+def _constant(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON.")
+
+
+def _integer(digits: str) -> int:
+    # Longer than any integer in range; int() of a very long text would be slow, or refused.
+    value = int(digits) if len(digits) <= 17 else limits.INTEGER_MAX + 1
+    if abs(value) > limits.INTEGER_MAX:
+        raise ValueError("The body has an integer beyond ±(2^53−1); send it as a string.")
+    return value
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError("The body has a number that no double can hold.")
+    return value
+
+
+def _check_surrogates(value: Any) -> None:
+    try:
+        dumps(value).encode()
+    except UnicodeEncodeError:
+        raise ValueError("The body has a string with a lone surrogate.") from None
