@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost import errors, journal, limits, reservation, snapshot
+from fencepost import errors, journal, limits, reservation, snapshot, transition
 from fencepost.d1 import NOW_MS, Database, Result, Statement
 from fencepost.identifiers import Principal, mint_token
 from fencepost.reservation import Reservation, ReservationState
@@ -93,7 +93,7 @@ def _statements(held: Reservation, run: Run, owner: Owner, now_ms: int | None) -
         Statement(_RELEASE_RUN, (*values, *chain)),
         reservation.release_statement(held.key, run.run_id, token),
         journal.append_statement(run.run_id, token, event),
-        snapshot.released_statement(run.run_id, token, owner),
+        transition.released_statement(run.run_id, token, owner),
         reservation.read_statement(held.key),
         snapshot.read_by_key(held.key),
     ]

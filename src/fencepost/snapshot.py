@@ -1,21 +1,19 @@
-"""Runs as they are stored: reading, listing, waiting for, and moving them along their life.
+"""Runs as they are stored: reading them, listing them, waiting for their end.
 
-The row itself is defined in `runs`; who may own one, and for how long, is `ownership`.
+The row itself is defined in `runs`. Who may own one, and for how long, is `ownership`; moving
+one along its life is `transition`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Literal
 
-from fencepost import errors, fence, journal, limits, reservation
+from fencepost import errors, fence, limits
 from fencepost.d1 import NOW_MS, Database, Result, Statement
 from fencepost.fence import Fence
-from fencepost.identifiers import Principal, mint_token
-from fencepost.journal import Event, Head
-from fencepost.runs import TERMINAL, Outcome, Owner, Run, RunStatus
+from fencepost.identifiers import Principal
+from fencepost.runs import Run, RunStatus
 
 # A principal sees its own runs; with NULL (scope `operate`) all of them.
 VISIBLE = "(?2 IS NULL OR (principal_kind = ?2 AND principal_id = ?3))"
@@ -137,156 +135,6 @@ async def page(
     except errors.MissingTable:
         return []
     return [Run.from_row(row) for row in result.rows]
-
-
-# --- Moving a run along ------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """What an owner asks of its run. JSON texts of None leave what is stored.
-
-    `result_json` belongs to an end. `cancel_requested` is a guard: the transition happens only
-    if a cancel request is absent, or present.
-    """
-
-    owner: Owner
-    to: RunStatus
-    state_json: str | None = None
-    result_json: str | None = None
-    cancel_requested: Literal["absent", "present"] | None = None
-    expected_head: Head | None = None
-
-    def event(self, head: Head) -> Event:
-        """The event that records it; state and result by digest."""
-        payload = {"from": "running", "to": str(self.to)}
-        for name, text in (("state", self.state_json), ("result", self.result_json)):
-            if text is not None:
-                payload[f"{name}_sha256"] = journal.sha256(text)
-        return journal.next_event(head, "state-transitioned", payload)
-
-
-# Decides: the run is running, this owner holds it, its history ends where the caller thinks,
-# the guard on cancellation holds, and the fence admits existing work.
-_TRANSITION = f"""
-UPDATE fencepost_runs SET
-  status = ?4,
-  owner_host_id = CASE WHEN ?4 = 'running' THEN owner_host_id END,
-  owner_pid = CASE WHEN ?4 = 'running' THEN owner_pid END,
-  owner_nonce = CASE WHEN ?4 = 'running' THEN owner_nonce END,
-  heartbeat_at_ms = CASE WHEN ?4 = 'running' THEN heartbeat_at_ms END,
-  lease_expires_at_ms = CASE WHEN ?4 = 'running' THEN lease_expires_at_ms END,
-  claim_host_id = CASE WHEN ?4 = 'running' THEN claim_host_id END,
-  claim_pid = CASE WHEN ?4 = 'running' THEN claim_pid END,
-  claim_nonce = CASE WHEN ?4 = 'running' THEN claim_nonce END,
-  claimed_at_ms = CASE WHEN ?4 = 'running' THEN claimed_at_ms END,
-  finished_at_ms = CASE WHEN ?4 IN ('completed', 'failed', 'cancelled')
-    THEN MAX(COALESCE(?13, {NOW_MS}), updated_at_ms) END,
-  head_sequence = ?10, head_hash = ?11, write_token = ?12,
-  updated_at_ms = MAX(COALESCE(?13, {NOW_MS}), updated_at_ms)
-WHERE run_id = ?1 AND {VISIBLE}
-  AND status = 'running' AND owner_host_id = ?5 AND owner_pid = ?6 AND owner_nonce = ?7
-  AND head_sequence = ?10 - 1 AND head_hash = ?8
-  AND (?9 IS NULL OR (?9 = 'present') = (cancel_requested_at_ms IS NOT NULL))
-  AND {fence.admits_existing_run_sql("?1")}
-RETURNING run_id
-"""
-
-# Decides nothing: guarded by the token of the transition.
-_WRITE_SNAPSHOT = """
-UPDATE fencepost_snapshots SET state = COALESCE(?3, state), result = COALESCE(?4, result)
-WHERE run_id = ?1
-  AND EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2)
-"""
-
-# The owner let go: guarded by the token of the write that left `running`.
-_RELEASED = """
-INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
-  generation, granted_at_ms, write_token, at_ms)
-SELECT run_id,
-  1 + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = ?1), 0),
-  'released', ?3, ?4, ?5, generation, NULL, ?2, updated_at_ms
-FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2
-"""
-
-
-def released_statement(run_id: str, token: str, owner: Owner) -> Statement:
-    """The ownership fact of an owner that let go of its run."""
-    return Statement(_RELEASED, (run_id, token, owner.host_id, owner.pid, owner.nonce))
-
-
-def transition_statements(
-    run_id: str,
-    viewer: Principal | None,
-    change: Transition,
-    head: Head,
-    token: str,
-    now_ms: int | None,
-) -> list[Statement]:
-    """The transition and all that goes with it; the first returns one row if it won."""
-    owner, event = change.owner, change.event(head)
-    who = (owner.host_id, owner.pid, owner.nonce)
-    values = (run_id, *scope(viewer), change.to, *who, head.hash, change.cancel_requested)
-    statements = [
-        Statement(_TRANSITION, (*values, event.sequence, event.hash, token, now_ms)),
-        journal.append_statement(run_id, token, event),
-    ]
-    if change.state_json is not None or change.result_json is not None:
-        texts = (change.state_json, change.result_json)
-        statements.append(Statement(_WRITE_SNAPSHOT, (run_id, token, *texts)))
-    if change.to is not RunStatus.RUNNING:
-        statements.append(released_statement(run_id, token, owner))
-    if change.to in TERMINAL:
-        statements.append(reservation.settle_statement(run_id, token, change.to))
-    return statements
-
-
-async def transition(
-    db: Database,
-    run_id: str,
-    viewer: Principal | None,
-    change: Transition,
-    now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
-    """Move a run that `change.owner` holds. One round trip with an expected head, two without.
-
-    Leaving `running` lets go of the ownership; an end settles the run's reservations. Losses,
-    in order: fence_lost, guard_failed, head_changed. Raises NotFound and Fenced.
-    """
-    if change.expected_head is not None:
-        return await _attempt(db, run_id, viewer, change, change.expected_head, now_ms)
-    run = await read(db, run_id, viewer)
-    for _ in range(limits.RACE_ATTEMPTS_MAX):
-        outcome, run = await _attempt(db, run_id, viewer, change, run.head, now_ms)
-        if outcome is not Outcome.HEAD_CHANGED:
-            break
-    return outcome, run
-
-
-async def _attempt(
-    db: Database,
-    run_id: str,
-    viewer: Principal | None,
-    change: Transition,
-    head: Head,
-    now_ms: int | None,
-) -> tuple[Outcome, Run]:
-    statements = transition_statements(run_id, viewer, change, head, mint_token(), now_ms)
-    won, run, gate = await verb(db, statements, run_id, viewer)
-    if won:
-        return Outcome.TRANSITIONED, run
-    return _transition_loss(run, gate, change), run
-
-
-def _transition_loss(run: Run, gate: Fence, change: Transition) -> Outcome:
-    if not gate.admits_existing_run(run.run_id):
-        raise gate.refusal()
-    if run.owner != change.owner:
-        return Outcome.FENCE_LOST
-    requested = run.cancel_requested_at_ms is not None
-    if change.cancel_requested and (change.cancel_requested == "present") != requested:
-        return Outcome.GUARD_FAILED
-    return Outcome.HEAD_CHANGED
 
 
 async def verb(

@@ -1,35 +1,29 @@
-"""Headers and JSON bodies, to values and back.
-
-Everything that comes in is checked here, against shapes that refuse what they do not know;
-everything that goes out is shaped here. Errors say which member is wrong, never its content.
-"""
+"""Headers, query and bodies, into values: everything that comes in is checked here."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from fencepost import errors, limits, strictjson
-from fencepost.decision import Start, fingerprint
-from fencepost.identifiers import (
-    Principal,
-    Target,
-    TargetKind,
-    is_identifier,
-    is_owner_field,
-    mint_token,
+from fencepost import errors, limits
+from fencepost.body import (
+    Body,
+    anything,
+    hash_text,
+    identifier,
+    integer,
+    one_of,
+    owner_field,
+    stored_json,
 )
+from fencepost.decision import Start, fingerprint
+from fencepost.identifiers import Principal, Target, TargetKind, is_identifier, mint_token
 from fencepost.journal import Head
 from fencepost.ownership import EVIDENCE_KINDS, Evidence
-from fencepost.reservation import Reservation
-from fencepost.runs import TERMINAL, Lineage, Owner, Run, RunStatus
-from fencepost.snapshot import Transition
-
-Json = dict[str, Any]
-T = TypeVar("T")
-
+from fencepost.runs import TERMINAL, Lineage, Owner, RunStatus
+from fencepost.transition import Transition
 
 # --- Headers and query -------------------------------------------------------------------
 
@@ -102,80 +96,7 @@ def cursor(text: str | None, arity: int) -> tuple[str, ...] | None:
     return tuple(keys)
 
 
-# --- Bodies ------------------------------------------------------------------------------
-
-
-class Body:
-    """A JSON object whose members are taken one by one; what is left over is refused."""
-
-    def __init__(self, value: Any, where: str = "The body") -> None:
-        if not isinstance(value, dict):
-            raise errors.InvalidRequest(f"{where} is not a JSON object.")
-        self._members: Json = value
-        self._known: set[str] = set()
-        self._where = where
-
-    def take(self, name: str, read: Callable[[Any, str], T], default: Any = ...) -> T:
-        """The member `name` read by `read`; without a default it is required."""
-        self._known.add(name)
-        if name not in self._members:
-            if default is ...:
-                raise errors.InvalidRequest(f"{self._where} lacks the member {name!r}.")
-            return default  # type: ignore[no-any-return]
-        try:
-            return read(self._members[name], name)
-        except ValueError as error:
-            raise errors.InvalidRequest(str(error)) from None
-
-    def done(self) -> None:
-        """Refuse members that nobody took."""
-        if unknown := sorted(self._members.keys() - self._known):
-            names = ", ".join(repr(name[:40]) for name in unknown[:5])
-            raise errors.InvalidRequest(f"{self._where} has unknown members: {names}.")
-
-
-def parse_body(data: bytes) -> Body:
-    """Raises InvalidRequest for what is not a JSON object in the sense of `strictjson`."""
-    try:
-        return Body(strictjson.loads(data))
-    except ValueError as error:
-        raise errors.InvalidRequest(f"{error} Nothing was written.") from None
-
-
-def integer(low: int, high: int) -> Callable[[Any, str], int]:
-    def read(value: Any, name: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ValueError(f"{name!r} is an integer from {low} to {high}.")
-        return value
-
-    return read
-
-
-def one_of(*choices: str) -> Callable[[Any, str], str]:
-    def read(value: Any, name: str) -> str:
-        if not isinstance(value, str) or value not in choices:
-            raise ValueError(f"{name!r} is one of {', '.join(choices)}.")
-        return value
-
-    return read
-
-
-def identifier(value: Any, name: str) -> str:
-    if not isinstance(value, str) or not is_identifier(value):
-        raise ValueError(f"{name!r} is 1–200 characters of A–Z a–z 0–9 . _ ~ - (not . or ..).")
-    return value
-
-
-def owner_field(value: Any, name: str) -> str:
-    if not isinstance(value, str) or not is_owner_field(value):
-        raise ValueError(f"{name!r} is a text of 1–1024 UTF-16 units without NUL.")
-    return value
-
-
-def hash_text(value: Any, name: str) -> str:
-    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
-        raise ValueError(f"{name!r} is 64 lowercase hexadecimal digits.")
-    return value
+# --- Bodies -----------------------------------------------------------------------------
 
 
 def owner(value: Any, name: str) -> Owner:
@@ -230,31 +151,10 @@ def evidence(value: Any, name: str) -> Evidence:
 lease_ms = integer(limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
 
 
-def stored_json(bytes_max: int) -> Callable[[Any, str], str]:
-    """Any JSON value, as the text that is stored."""
-
-    def read(value: Any, name: str) -> str:
-        text = strictjson.dumps(value)
-        if len(text) * 4 > bytes_max < len(text.encode()):
-            raise errors.InvalidRequest(
-                f"{name!r} is longer than {bytes_max} bytes. Nothing was written.",
-                status=413,
-                code="TOO_LARGE",
-                title="Too large",
-            )
-        return text
-
-    return read
-
-
-def _as_is(value: Any, name: str) -> Any:
-    return value
-
-
 def start(key: str, principal: Principal, body: Body) -> Start:
     """The body of POST /v1/starts. Without an owner, one is minted: nobody else knows it."""
     to = body.take("target", target)
-    value = body.take("input", _as_is, None)
+    value = body.take("input", anything, None)
     rounds = body.take("lineage", lineage, None)
     result = Start(
         key=key,
@@ -293,55 +193,3 @@ def _guard(value: Any, name: str) -> Any:
     requested = body.take("cancel_requested", one_of("absent", "present"))
     body.done()
     return requested
-
-
-# --- Answers -----------------------------------------------------------------------------
-
-
-def encode_owner(owner: Owner | None) -> Json | None:
-    if owner is None:
-        return None
-    return {"host_id": owner.host_id, "pid": owner.pid, "nonce": owner.nonce}
-
-
-def encode_run(run: Run, *, content: bool = True) -> Json:
-    """RUN of design 11; without `content`, state and result are left out (lists, losses)."""
-    claim, rounds = run.claim, run.lineage
-    shape: Json = {
-        "run_id": run.run_id,
-        "status": run.status,
-        "target": run.target.as_json(),
-        "owner": encode_owner(run.owner),
-        "generation": run.generation,
-        "heartbeat_at_ms": run.heartbeat_at_ms,
-        "lease_expires_at_ms": run.lease_expires_at_ms,
-        "claim": claim
-        and {"owner": encode_owner(claim.owner), "claimed_at_ms": claim.claimed_at_ms},
-        "created_at_ms": run.created_at_ms,
-        "started_at_ms": run.started_at_ms,
-        "finished_at_ms": run.finished_at_ms,
-        "cancel_requested_at_ms": run.cancel_requested_at_ms,
-        "cancel_acknowledged_at_ms": run.cancel_acknowledged_at_ms,
-        "parent_run_id": run.parent_run_id,
-        "lineage": rounds and {"id": rounds.id, "round": rounds.round},
-        "head": {"sequence": run.head.sequence, "hash": run.head.hash},
-        "machine": None,
-    }
-    if content:
-        shape["state"] = None if run.state_json is None else json.loads(run.state_json)
-        shape["result"] = None if run.result_json is None else json.loads(run.result_json)
-    return shape
-
-
-def encode_reservation(held: Reservation) -> Json:
-    return {
-        "key": held.key,
-        "owner": {"kind": held.owner.kind, "id": held.owner.id},
-        "target": held.target.as_json(),
-        "run_id": held.run_id,
-        "state": held.state,
-        "attempt": held.attempt,
-        "outcome": held.outcome,
-        "created_at_ms": held.created_at_ms,
-        "updated_at_ms": held.updated_at_ms,
-    }

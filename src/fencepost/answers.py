@@ -1,0 +1,162 @@
+"""What an outcome answers: decisions of a start and outcomes of verbs, to replies and errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from fencepost import errors, limits, shapes
+from fencepost.decision import Decision, Seen
+from fencepost.errors import Conflict, FencepostError, Retry
+from fencepost.exchange import Reply
+from fencepost.reservation import Reservation
+from fencepost.runs import WINNERS, Outcome, Run
+
+# --- Starts ------------------------------------------------------------------------------
+
+
+def start_reply(decision: Decision, seen: Seen) -> Reply:
+    """201 for a start of now, 200 for one's own retry or a replay. Raises the refusals."""
+    if decision is Decision.STARTED:
+        reply = _start_body("started", seen)
+        reply.status = 201 if seen.created else 200
+        return reply
+    if decision is Decision.REPLAYED:
+        reply = _start_body("replayed", seen)
+        reply.headers["Idempotent-Replayed"] = "true"
+        return reply
+    if decision is Decision.FENCED:
+        raise seen.fence.refusal()
+    if decision is Decision.RESERVED:
+        raise errors.Unavailable("Others keep winning the race for this key; send it again.")
+    assert seen.reservation is not None
+    if decision is Decision.PENDING:
+        assert seen.run is not None
+        raise _pending(seen.run)
+    raise _REFUSALS[decision](seen.reservation)
+
+
+def _start_body(outcome: str, seen: Seen) -> Reply:
+    held, run = seen.reservation, seen.run
+    assert held is not None
+    assert run is not None
+    body = {
+        "outcome": outcome,
+        "reservation": shapes.reservation_json(held),
+        "run": shapes.run_json(run),
+    }
+    headers = {"Location": f"/v1/runs/{run.run_id}"}
+    return Reply(200, body, headers, run_id=run.run_id)
+
+
+def _owner_mismatch(held: Reservation) -> FencepostError:
+    return Conflict(
+        "This key belongs to another principal.",
+        status=403,
+        code="START_OWNER_MISMATCH",
+        title="The key is not yours",
+        retry=Retry.NEW_KEY,
+    )
+
+
+def _target_mismatch(held: Reservation) -> FencepostError:
+    return Conflict(
+        "This key was used for another target. That start is unharmed.",
+        status=422,
+        code="START_TARGET_MISMATCH",
+        title="The key names another start",
+        retry=Retry.NEW_KEY,
+        target=held.target.as_json(),
+    )
+
+
+def _input_mismatch(held: Reservation) -> FencepostError:
+    return Conflict(
+        "This key was used with another input or lineage. That start is unharmed.",
+        status=422,
+        code="START_INPUT_MISMATCH",
+        title="The key names another start",
+        retry=Retry.NEW_KEY,
+    )
+
+
+def _already_settled(held: Reservation) -> FencepostError:
+    return Conflict(
+        "The run of this key has ended and its record was purged; it will not run again.",
+        code="START_ALREADY_SETTLED",
+        title="The key is spent",
+        run_id=held.run_id,
+    )
+
+
+def _unresolvable(held: Reservation) -> FencepostError:
+    return Conflict(
+        "The run was started and may have executed, and nobody is executing it now. It is not "
+        f"run again by itself: another process may take it over, with evidence that its owner "
+        f"is dead, at POST /v1/runs/{held.run_id}/own; its state is at GET "
+        f"/v1/runs/{held.run_id}. The same key answers again once the run is owned or ended.",
+        code="START_UNRESOLVABLE",
+        title="The run was abandoned",
+        retry=Retry.SAME_KEY,
+        run_id=held.run_id,
+        attempt=held.attempt,
+    )
+
+
+_REFUSALS: dict[Decision, Callable[[Reservation], FencepostError]] = {
+    Decision.OWNER_MISMATCH: _owner_mismatch,
+    Decision.TARGET_MISMATCH: _target_mismatch,
+    Decision.INPUT_MISMATCH: _input_mismatch,
+    Decision.ALREADY_SETTLED: _already_settled,
+    Decision.UNRESOLVABLE: _unresolvable,
+}
+
+
+def _pending(run: Run) -> Conflict:
+    assert run.lease_expires_at_ms is not None
+    left_s = math.ceil((run.lease_expires_at_ms - run.now_ms) / 1000)
+    return Conflict(
+        "The run of this key is being executed. Send the same key again later, or with "
+        "Prefer: wait=N to be answered when it ends.",
+        code="START_PENDING",
+        title="The run is being executed",
+        retry=Retry.SAME_KEY,
+        retry_after_s=max(1, min(left_s, limits.PENDING_RETRY_AFTER_S)),
+        run_id=run.run_id,
+        pending_since_ms=run.started_at_ms,
+    )
+
+
+# --- Verbs on a run ----------------------------------------------------------------------
+
+
+def verb_reply(outcome: Outcome, run: Run) -> Reply:
+    if outcome not in WINNERS:
+        raise loss(outcome, run)
+    body = {"outcome": outcome, "run": shapes.run_json(run)}
+    return Reply(200, body, run_id=run.run_id)
+
+
+_LOSSES = {
+    Outcome.ALREADY_CLAIMED: "Somebody else has claimed this run.",
+    Outcome.HEARTBEAT_FRESH: "The run's owner is alive: its lease has not ended.",
+    Outcome.SNAPSHOT_CHANGED: "The run is not, or no longer, in a state that admits this.",
+    Outcome.EVIDENCE_REQUIRED: "The run belongs to an owner; say why it is believed dead.",
+    Outcome.FENCE_LOST: "This owner does not hold the run; it must stop working on it.",
+    Outcome.GUARD_FAILED: "The guard on the cancel request does not hold.",
+    Outcome.HEAD_CHANGED: "The run's history does not end where this request expects.",
+}
+# Losing these may pass: the same request can win later.
+_PASSING = frozenset({Outcome.ALREADY_CLAIMED, Outcome.HEARTBEAT_FRESH})
+
+
+def loss(outcome: Outcome, run: Run | None) -> Conflict:
+    """A verb that lost: 409, the outcome named, the run without state and result."""
+    return Conflict(
+        f"{_LOSSES[outcome]} Nothing was written.",
+        code=outcome.upper(),
+        title="The verb lost",
+        retry=Retry.SAME_KEY if outcome in _PASSING else Retry.NEVER,
+        outcome=outcome,
+        run=run and shapes.run_json(run, content=False),
+    )

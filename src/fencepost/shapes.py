@@ -1,0 +1,59 @@
+"""What goes out: the shapes of design 11."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fencepost.reservation import Reservation
+from fencepost.runs import Owner, Run
+
+Json = dict[str, Any]
+
+
+def owner_json(owner: Owner | None) -> Json | None:
+    if owner is None:
+        return None
+    return {"host_id": owner.host_id, "pid": owner.pid, "nonce": owner.nonce}
+
+
+def run_json(run: Run, *, content: bool = True) -> Json:
+    """RUN of design 11; without `content`, state and result are left out (lists, losses)."""
+    claim, rounds = run.claim, run.lineage
+    shape: Json = {
+        "run_id": run.run_id,
+        "status": run.status,
+        "target": run.target.as_json(),
+        "owner": owner_json(run.owner),
+        "generation": run.generation,
+        "heartbeat_at_ms": run.heartbeat_at_ms,
+        "lease_expires_at_ms": run.lease_expires_at_ms,
+        "claim": claim and {"owner": owner_json(claim.owner), "claimed_at_ms": claim.claimed_at_ms},
+        "created_at_ms": run.created_at_ms,
+        "started_at_ms": run.started_at_ms,
+        "finished_at_ms": run.finished_at_ms,
+        "cancel_requested_at_ms": run.cancel_requested_at_ms,
+        "cancel_acknowledged_at_ms": run.cancel_acknowledged_at_ms,
+        "parent_run_id": run.parent_run_id,
+        "lineage": rounds and {"id": rounds.id, "round": rounds.round},
+        "head": {"sequence": run.head.sequence, "hash": run.head.hash},
+        "machine": None,
+    }
+    if content:
+        shape["state"] = None if run.state_json is None else json.loads(run.state_json)
+        shape["result"] = None if run.result_json is None else json.loads(run.result_json)
+    return shape
+
+
+def reservation_json(held: Reservation) -> Json:
+    return {
+        "key": held.key,
+        "owner": {"kind": held.owner.kind, "id": held.owner.id},
+        "target": held.target.as_json(),
+        "run_id": held.run_id,
+        "state": held.state,
+        "attempt": held.attempt,
+        "outcome": held.outcome,
+        "created_at_ms": held.created_at_ms,
+        "updated_at_ms": held.updated_at_ms,
+    }

@@ -1,0 +1,93 @@
+"""Fixtures: the real Worker on workerd, and the real local D1 behind it.
+
+Every pytest process runs its own Worker (two isolates) over its own database in memory. `sql`
+and `db` reach the same database without the Worker.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fencepost import schema
+from helpers import BridgeDatabase, Client, Sql
+
+ROOT = Path(__file__).parent.parent
+
+
+def start_bridge(**options: Any) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """Runs tests/bridge.mjs; it ends when its stdin is closed."""
+    process = subprocess.Popen(
+        [ROOT / "node_modules/.bin/node", ROOT / "tests/bridge.mjs", json.dumps(options)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError("the local Worker did not start; see its output above")
+    return process, json.loads(line)
+
+
+def stop_bridge(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    process.stdout.close()
+    process.wait(timeout=20)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def bridge() -> Iterator[dict[str, str]]:
+    process, addresses = start_bridge(isolates=2, faults=True, tokens=Client.TOKENS)
+    yield addresses
+    stop_bridge(process)
+
+
+@pytest.fixture(scope="session")
+def sql_client(bridge: dict[str, str]) -> Iterator[Sql]:
+    with httpx.Client(base_url=bridge["sql"], timeout=60) as http:
+        yield Sql(http)
+
+
+@pytest.fixture
+def sql(sql_client: Sql) -> Iterator[Sql]:
+    """Plain SQL over the Worker's database. The tables exist, the fence is open afterwards."""
+    sql_client.batch([(ddl, ()) for ddl in schema.STATEMENTS])
+    yield sql_client
+    sql_client.batch([(ddl, ()) for ddl in schema.STATEMENTS])
+    sql_client("DELETE FROM fencepost_fence")
+
+
+@pytest.fixture
+def empty_database(sql: Sql) -> Sql:
+    """The same database without a single table."""
+    sql.batch([(f"DROP TABLE {table}", ()) for table in schema.TABLES])
+    return sql
+
+
+@pytest.fixture
+def client(bridge: dict[str, str], sql: Sql) -> Iterator[Client]:
+    """HTTP to the Worker, as the principal service:alice with every scope but `operate`."""
+    with httpx.Client(base_url=bridge["url"], timeout=60) as http:
+        yield Client(http)
+
+
+@pytest.fixture
+async def db(bridge: dict[str, str], sql: Sql) -> Any:
+    """A `Database` for the noun modules, over the same D1."""
+    async with httpx.AsyncClient(base_url=bridge["sql"], timeout=60) as http:
+        yield BridgeDatabase(http)

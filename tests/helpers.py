@@ -1,0 +1,188 @@
+"""What the tests share: a client, SQL, and a `Database` over the bridge (no fake of D1)."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import httpx
+
+from fencepost.d1 import Database, Statement
+
+_COUNTER = itertools.count()
+Json = dict[str, Any]
+
+
+def new_key(word: str = "key") -> str:
+    """A key that no other test uses."""
+    return f"{word}-{os.getpid()}-{next(_COUNTER)}"
+
+
+def an_owner(name: str = "") -> Json:
+    return {"host_id": "host", "pid": 7, "nonce": name or new_key("nonce")}
+
+
+def a_start(**members: Any) -> Json:
+    return {"target": {"kind": "workflow", "id": "charge"}, "input": {"cents": 500}, **members}
+
+
+class D1Failure(Exception):
+    """As a JavaScript exception looks in Python: a message, and a chain of causes."""
+
+    def __init__(self, message: str, causes: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.cause = D1Failure(causes[0], causes[1:]) if causes else None
+
+
+class BridgeDatabase(Database):
+    """The product's own `Database`; only the way to JavaScript is HTTP instead of the FFI."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        super().__init__(binding=None)
+        self._http = http
+        self.statements: list[Statement] = []
+
+    async def _send(self, statements: Sequence[Statement]) -> str:
+        self.statements += statements
+        body = [{"sql": sql, "params": params} for sql, params in statements]
+        answer = await self._http.post("/batch", json=body)
+        if answer.status_code != 200:
+            failure = answer.json()
+            raise D1Failure(failure["message"], failure["causes"])
+        return answer.text
+
+
+class Sql:
+    """`sql("SELECT ...", value, ...)` gives the rows."""
+
+    def __init__(self, http: httpx.Client) -> None:
+        self._http = http
+
+    def __call__(self, text: str, *params: Any) -> list[Json]:
+        rows: list[Json] = self.batch([(text, params)])[0]["results"]
+        return rows
+
+    def batch(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[Json]:
+        body = [{"sql": text, "params": list(params)} for text, params in statements]
+        answer = self._http.post("/batch", json=body)
+        if answer.status_code != 200:
+            failure = answer.json()
+            raise D1Failure(failure["message"], failure["causes"])
+        results: list[Json] = answer.json()
+        return results
+
+    def dump(self) -> str:
+        """Every row of every table, as text: equal dumps are equal databases."""
+        names = [
+            row["name"]
+            for row in self(
+                "SELECT name FROM sqlite_master WHERE type = 'table' "
+                "AND name LIKE 'fencepost%' ORDER BY name"
+            )
+        ]
+        shape = self("SELECT name, sql FROM sqlite_master ORDER BY name")
+        rows = [self(f"SELECT * FROM {name} ORDER BY 1, 2") for name in names]
+        return json.dumps([shape, names, rows])
+
+    def fence(self, state: str, **columns: Any) -> None:
+        """Put the fence into a state; moving it over HTTP is not what the tests here are about."""
+        row = {"proof_key": None, "proof_run_id": None, "revision": 1, **columns}
+        self(
+            "INSERT OR REPLACE INTO fencepost_fence "
+            "(id, state, revision, proof_key, proof_run_id, updated_at_ms) "
+            "VALUES ('deployment', ?1, ?2, ?3, ?4, 1000)",
+            state,
+            row["revision"],
+            row["proof_key"],
+            row["proof_run_id"],
+        )
+
+    def lapse(self, run_id: str) -> None:
+        """Let the lease of a run end long ago."""
+        self(
+            "UPDATE fencepost_runs SET heartbeat_at_ms = 1, lease_expires_at_ms = 2 "
+            "WHERE run_id = ?1",
+            run_id,
+        )
+
+
+class Client:
+    """HTTP to the Worker with a token; verbs named as in the routes."""
+
+    PEOPLE: ClassVar = {
+        "alice": ("service", "alice", ["start", "work", "read"]),
+        "alice-rotated": ("service", "alice", ["start", "work", "read"]),
+        "bob": ("service", "bob", ["start", "work", "read"]),
+        "operator": ("human", "olga", ["start", "work", "read", "operate"]),
+        "reader": ("service", "alice", ["read"]),
+        "starter": ("service", "alice", ["start"]),
+        "worker": ("service", "alice", ["work"]),
+    }
+    TOKENS: ClassVar = json.dumps(
+        [
+            {
+                "sha256": hashlib.sha256(name.encode()).hexdigest(),
+                "principal": {"kind": kind, "id": id},
+                "scopes": scopes,
+            }
+            for name, (kind, id, scopes) in PEOPLE.items()
+        ]
+    )
+
+    def __init__(self, http: httpx.Client, token: str = "alice") -> None:  # noqa: S107
+        self.http = http
+        self.token = token
+
+    def as_(self, token: str) -> Client:
+        return Client(self.http, token)
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.token}", **options.pop("headers", {})}
+        return self.http.request(method, path, headers=headers, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        content = json.dumps({} if body is None else body)
+        return self.request("POST", path, content=content, **options)
+
+    def start(self, key: str, body: Json | None = None, **headers: str) -> httpx.Response:
+        all_headers = {"Idempotency-Key": key} | {
+            name.replace("_", "-"): value for name, value in headers.items()
+        }
+        return self.post("/v1/starts", body or a_start(), headers=all_headers)
+
+    def started(self, **members: Any) -> Json:
+        """A new run that the caller owns: its RUN, with the key in `key`."""
+        key = new_key()
+        answer = self.start(key, a_start(**{"owner": an_owner(), **members}))
+        assert answer.status_code == 201, answer.text
+        run: Json = answer.json()["run"]
+        return {**run, "key": key}
+
+    def verb(self, run: Json, verb: str, **members: Any) -> httpx.Response:
+        body = {"owner": run["owner"], **members}
+        return self.post(f"/v1/runs/{run['run_id']}/{verb}", body)
+
+    def finish(self, run: Json, to: str = "completed", **members: Any) -> httpx.Response:
+        return self.verb(run, "transition", to=to, **members)
+
+
+def round_trips(answer: httpx.Response) -> int:
+    found = re.search(r'd1;desc="(\d+) round trips"', answer.headers["Server-Timing"])
+    assert found
+    return int(found[1])
+
+
+def rows(answer: httpx.Response) -> tuple[int, int]:
+    """(read, written) of the D1 batches of a request."""
+    found = re.search(r'rows;desc="(\d+) read, (\d+) written"', answer.headers["Server-Timing"])
+    assert found
+    return int(found[1]), int(found[2])

@@ -1,0 +1,98 @@
+"""Tables: where they are created, that they defend themselves, and that the files agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+from fencepost import schema
+from helpers import BridgeDatabase, Client, D1Failure, Sql, new_key, round_trips
+
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+
+def test_the_sql_file_is_the_schema() -> None:
+    assert (ROOT / "schema/schema.sql").read_text() == schema.as_sql_file()
+
+
+def test_the_first_start_of_all_creates_the_tables(client: Client, empty_database: Sql) -> None:
+    answer = client.start(new_key())
+    assert answer.status_code == 201
+    # The failed start, the fence, the tables, the start.
+    assert round_trips(answer) == 4
+    assert round_trips(client.start(new_key())) == 1
+
+
+def test_no_other_path_creates_a_table(client: Client, empty_database: Sql) -> None:
+    owner = {"host_id": "h", "pid": 1, "nonce": "n"}
+    for answer in (
+        client.get("/v1/starts/k"),
+        client.get("/v1/runs/r"),
+        client.get("/v1/runs?status=running"),
+        client.get("/v1/runs"),
+        client.get("/v1/fence"),
+        client.get("/v1/health?deep=1"),
+        client.post("/v1/starts/k/release", {"owner": owner}),
+        client.post("/v1/runs/r/own", {"owner": owner}),
+        client.post("/v1/runs/r/heartbeat", {"owner": owner}),
+        client.post("/v1/runs/r/transition", {"owner": owner, "to": "completed"}),
+    ):
+        assert answer.status_code in (200, 404), answer.text
+    assert empty_database("SELECT name FROM sqlite_master WHERE name LIKE 'fencepost%'") == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_ddl_stands_in_the_schema_module_alone(source: Path) -> None:
+    ddl = re.findall(r"\b(?:CREATE|ALTER|DROP)\s+(?:TABLE|INDEX|TRIGGER)\b", source.read_text())
+    assert bool(ddl) == (source.name == "schema.py")
+
+
+def test_only_the_start_and_the_fence_transition_call_ensure() -> None:
+    callers = {path.name for path in SOURCES if "schema.ensure(" in path.read_text()}
+    assert callers <= {"starts.py", "fence.py"}
+
+
+@pytest.mark.anyio
+async def test_ensuring_an_existing_schema_changes_nothing(db: BridgeDatabase, sql: Sql) -> None:
+    before = sql.dump()
+    await schema.ensure(db)
+    assert sql.dump() == before
+
+
+BROKEN = {
+    "a running run without an owner": (
+        "UPDATE fencepost_runs SET owner_host_id = NULL, owner_pid = NULL, owner_nonce = NULL, "
+        "heartbeat_at_ms = NULL, lease_expires_at_ms = NULL"
+    ),
+    "an owner without a heartbeat": "UPDATE fencepost_runs SET heartbeat_at_ms = NULL",
+    "half an owner": "UPDATE fencepost_runs SET owner_pid = NULL",
+    "half a claim": "UPDATE fencepost_runs SET claim_host_id = 'h'",
+    "an end of a run that runs": "UPDATE fencepost_runs SET finished_at_ms = 5",
+    "an unknown status": "UPDATE fencepost_runs SET status = 'lost'",
+    "half a lineage": "UPDATE fencepost_runs SET lineage_id = 'l'",
+    "an acknowledgement without a request": (
+        "UPDATE fencepost_runs SET cancel_acknowledged_at_ms = 5"
+    ),
+    "a started reservation without a claim": (
+        "UPDATE fencepost_reservations SET claim_nonce = NULL"
+    ),
+    "a reserved reservation with a claim": "UPDATE fencepost_reservations SET state = 'reserved'",
+    "an outcome before the end": "UPDATE fencepost_reservations SET outcome = 'completed'",
+    "attempt 0": "UPDATE fencepost_reservations SET attempt = 0",
+    "an agent without a thread": "UPDATE fencepost_reservations SET target_kind = 'agent'",
+    "a state that is not JSON": "UPDATE fencepost_snapshots SET state = '{'",
+    "proof-only without a key": (
+        "INSERT INTO fencepost_fence VALUES ('deployment', 'proof-only', 1, NULL, NULL, 1)"
+    ),
+    "a second fence": "INSERT INTO fencepost_fence VALUES ('other', 'open', 1, NULL, NULL, 1)",
+}
+
+
+@pytest.mark.parametrize("statement", BROKEN.values(), ids=BROKEN)
+def test_the_tables_refuse(client: Client, sql: Sql, statement: str) -> None:
+    client.started()
+    with pytest.raises(D1Failure, match="SQLITE_CONSTRAINT"):
+        sql(statement)
