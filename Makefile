@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 VENV := .venv/bin
 
-.PHONY: help setup check test format bench start
+.PHONY: help setup check test format generated bench start
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
@@ -20,6 +20,11 @@ test: ## the tests; ARGS are for pytest
 format: setup ## rewrite the sources in the one style
 	$(VENV)/ruff check --fix
 	$(VENV)/ruff format
+
+generated: setup ## rewrite the files that are made from the sources
+	PYTHONPATH=src $(VENV)/python -c 'from fencepost import problems, schema; \
+	  open("schema/schema.sql", "w").write(schema.as_sql_file()); \
+	  open("docs/errors.md", "w").write(problems.as_markdown())'
 
 bench: ## the benchmarks, with their peers
 	@node local/bench.mjs $(ARGS)

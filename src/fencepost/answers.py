@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from fencepost import errors, limits, shapes
 from fencepost.decision import Decision, Seen
-from fencepost.errors import Conflict, FencepostError, Retry
+from fencepost.errors import Conflict, FencepostError
 from fencepost.exchange import Reply
+from fencepost.problems import PROBLEMS
 from fencepost.reservation import Reservation
 from fencepost.runs import WINNERS, Outcome, Run
 
@@ -52,20 +53,14 @@ def _start_body(outcome: str, seen: Seen) -> Reply:
 def _owner_mismatch(held: Reservation) -> FencepostError:
     return Conflict(
         "This key belongs to another principal.",
-        status=403,
         code="START_OWNER_MISMATCH",
-        title="The key is not yours",
-        retry=Retry.NEW_KEY,
     )
 
 
 def _target_mismatch(held: Reservation) -> FencepostError:
     return Conflict(
         "This key was used for another target. That start is unharmed.",
-        status=422,
         code="START_TARGET_MISMATCH",
-        title="The key names another start",
-        retry=Retry.NEW_KEY,
         target=held.target.as_json(),
     )
 
@@ -73,10 +68,7 @@ def _target_mismatch(held: Reservation) -> FencepostError:
 def _input_mismatch(held: Reservation) -> FencepostError:
     return Conflict(
         "This key was used with another input or lineage. That start is unharmed.",
-        status=422,
         code="START_INPUT_MISMATCH",
-        title="The key names another start",
-        retry=Retry.NEW_KEY,
     )
 
 
@@ -84,7 +76,6 @@ def _already_settled(held: Reservation) -> FencepostError:
     return Conflict(
         "The run of this key has ended and its record was purged; it will not run again.",
         code="START_ALREADY_SETTLED",
-        title="The key is spent",
         run_id=held.run_id,
     )
 
@@ -96,8 +87,6 @@ def _unresolvable(held: Reservation) -> FencepostError:
         f"is dead, at POST /v1/runs/{held.run_id}/own; its state is at GET "
         f"/v1/runs/{held.run_id}. The same key answers again once the run is owned or ended.",
         code="START_UNRESOLVABLE",
-        title="The run was abandoned",
-        retry=Retry.SAME_KEY,
         run_id=held.run_id,
         attempt=held.attempt,
     )
@@ -119,8 +108,6 @@ def _pending(run: Run) -> Conflict:
         "The run of this key is being executed. Send the same key again later, or with "
         "Prefer: wait=N to be answered when it ends.",
         code="START_PENDING",
-        title="The run is being executed",
-        retry=Retry.SAME_KEY,
         retry_after_s=max(1, min(left_s, limits.PENDING_RETRY_AFTER_S)),
         run_id=run.run_id,
         pending_since_ms=run.started_at_ms,
@@ -137,26 +124,12 @@ def verb_reply(outcome: Outcome, run: Run) -> Reply:
     return Reply(200, body, run_id=run.run_id)
 
 
-_LOSSES = {
-    Outcome.ALREADY_CLAIMED: "Somebody else has claimed this run.",
-    Outcome.HEARTBEAT_FRESH: "The run's owner is alive: its lease has not ended.",
-    Outcome.SNAPSHOT_CHANGED: "The run is not, or no longer, in a state that admits this.",
-    Outcome.EVIDENCE_REQUIRED: "The run belongs to an owner; say why it is believed dead.",
-    Outcome.FENCE_LOST: "This owner does not hold the run; it must stop working on it.",
-    Outcome.GUARD_FAILED: "The guard on the cancel request does not hold.",
-    Outcome.HEAD_CHANGED: "The run's history does not end where this request expects.",
-}
-# Losing these may pass: the same request can win later.
-_PASSING = frozenset({Outcome.ALREADY_CLAIMED, Outcome.HEARTBEAT_FRESH})
-
-
 def loss(outcome: Outcome, run: Run | None) -> Conflict:
     """A verb that lost: 409, the outcome named, the run without state and result."""
+    code = outcome.upper()
     return Conflict(
-        f"{_LOSSES[outcome]} Nothing was written.",
-        code=outcome.upper(),
-        title="The verb lost",
-        retry=Retry.SAME_KEY if outcome in _PASSING else Retry.NEVER,
+        f"{PROBLEMS[code].meaning} Nothing was written.",
+        code=code,
         outcome=outcome,
         run=run and shapes.run_json(run, content=False),
     )

@@ -41,9 +41,7 @@ def admit(request: Request, scopes: tuple[str, ...]) -> None:
     if not grant.scopes.intersection(scopes):
         raise errors.AuthError(
             f"The token lacks the scope: {' or '.join(scopes)}.",
-            status=403,
             code="SCOPE_MISSING",
-            title="The token lacks a scope",
         )
 
 
@@ -96,8 +94,6 @@ def _configured(tokens: str | None) -> tuple[Grant, ...]:
     if not grants:
         raise errors.AuthError(
             "This deployment has no usable FENCEPOST_TOKENS, so nobody is let in.",
-            status=503,
             code="AUTH_UNCONFIGURED",
-            title="No tokens are configured",
         )
     return grants

@@ -97,9 +97,7 @@ def stored_json(bytes_max: int) -> Callable[[Any, str], str]:
         if len(text) * 4 > bytes_max < len(text.encode()):
             raise errors.InvalidRequest(
                 f"{name!r} is longer than {bytes_max} bytes. Nothing was written.",
-                status=413,
                 code="TOO_LARGE",
-                title="Too large",
             )
         return text
 

@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(slots=True)
 class Reply:
-    """A status, a JSON body and headers; `run_id` goes into the log line only."""
+    """A status, a body (JSON, or a str as it is) and headers; `run_id` is for the log line."""
 
     status: int
     body: Any

@@ -14,6 +14,7 @@ from fencepost import (
     fence,
     limits,
     ownership,
+    problems,
     release,
     shapes,
     snapshot,
@@ -144,6 +145,10 @@ async def get_health(request: Request) -> Reply:
         auth.admit(request, ("read",))
         shape["fence"] = (await fence.read(request.db)).state
     return Reply(200, shape)
+
+
+async def get_error_docs(request: Request) -> Reply:
+    return Reply(200, problems.as_markdown(), content_type="text/markdown; charset=utf-8")
 
 
 async def _body(request: Request) -> body.Body:

@@ -40,6 +40,7 @@ ROUTES = (
     Route("POST", "/v1/runs/{run_id}/transition", ("work",), handlers.post_transition),
     Route("GET", "/v1/fence", ("read",), handlers.get_fence),
     Route("GET", "/v1/health", (), handlers.get_health),
+    Route("GET", "/docs/errors", (), handlers.get_error_docs),
 )
 
 _SEGMENTS = tuple((route, route.pattern.split("/")) for route in ROUTES)
@@ -60,9 +61,7 @@ def find_route(request: Request) -> Route:
     if allowed:
         raise errors.InvalidRequest(
             f"This path takes {', '.join(sorted(set(allowed)))}.",
-            status=405,
             code="METHOD_NOT_ALLOWED",
-            title="Method not allowed",
         )
     raise errors.NotFound("There is no such path.")
 
@@ -91,29 +90,30 @@ async def answer(request: Request) -> tuple[Reply, str | None]:
     except errors.FencepostError as error:
         if isinstance(error, errors.StorageError):
             _complain(error.message)
-        return problem(error), pattern
+        return problem_reply(error), pattern
     except Exception:
         _complain(traceback.format_exc())
-        return problem(errors.FencepostError("The service failed on this request.")), pattern
+        return problem_reply(errors.FencepostError("The service failed on this request.")), pattern
 
 
-def problem(error: errors.FencepostError) -> Reply:
+def problem_reply(error: errors.FencepostError) -> Reply:
     """The problem document of an error; `code` and `retry` tell a client what to do next."""
+    problem = error.problem
     body = {
         "type": f"/docs/errors#{error.code}",
-        "title": error.title,
-        "status": error.status,
+        "title": problem.title,
+        "status": problem.status,
         "detail": error.detail,
         "code": error.code,
-        "retry": error.retry,
+        "retry": problem.retry,
         **error.members,
     }
     headers, run_id = {}, error.members.get("run_id")
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
-    if error.status == 401:
+    if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return Reply(error.status, body, headers, "application/problem+json", error.code, run_id)
+    return Reply(problem.status, body, headers, "application/problem+json", error.code, run_id)
 
 
 def log_line(request: Request, reply: Reply, pattern: str | None, elapsed_ms: float) -> str:
@@ -193,9 +193,7 @@ async def _read_body(js_request: Any, headers: dict[str, str]) -> bytes:
 def _too_large() -> errors.InvalidRequest:
     return errors.InvalidRequest(
         f"A body is at most {limits.BODY_BYTES_MAX} bytes. Nothing was written.",
-        status=413,
         code="TOO_LARGE",
-        title="Too large",
     )
 
 
@@ -212,7 +210,9 @@ def _send(reply: Reply, db: Database) -> Any:
         ),
         **reply.headers,
     }
-    body = json.dumps(reply.body, ensure_ascii=False, separators=(",", ":"))
+    body = reply.body
+    if not isinstance(body, str):
+        body = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     options = {"status": reply.status, "headers": headers}
     return Response.new(body, to_js(options, dict_converter=Object.fromEntries))
 

@@ -38,7 +38,6 @@ def idempotency_key(header: str | None) -> str:
         raise errors.IdempotencyKeyError(
             "Send an Idempotency-Key header that names this one start. Nothing was written.",
             code="IDEMPOTENCY_KEY_MISSING",
-            title="The Idempotency-Key is missing",
         )
     key = _structured_string(header) if header.startswith('"') else header.strip()
     if key is None or not is_identifier(key):

@@ -1,0 +1,160 @@
+"""The budgets of design 13 that are counts: round trips, rows written, rows read, plans."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from conftest import ROOT
+from helpers import Client, Json, Sql, a_start, an_owner, new_key, round_trips, rows
+
+MODULES = sorted(path.stem for path in (ROOT / "src/fencepost").glob("*.py"))
+
+
+def test_a_new_start_is_one_round_trip_and_at_most_8_rows_written(client: Client) -> None:
+    client.started()
+    answer = client.start(new_key())
+    assert round_trips(answer) == 1
+    assert rows(answer)[1] <= 8
+
+
+def test_a_replay_is_one_round_trip_and_writes_nothing(client: Client) -> None:
+    run = client.started()
+    client.finish(run).raise_for_status()
+    answer = client.start(run["key"])
+    assert (answer.status_code, round_trips(answer), rows(answer)[1]) == (200, 1, 0)
+
+
+@pytest.mark.parametrize("state", ["draining", "migration-locked"])
+def test_a_refused_start_is_one_round_trip_and_writes_nothing(
+    client: Client, sql: Sql, state: str
+) -> None:
+    run = client.started()
+    mismatch = client.start(run["key"], a_start(input=1))
+    assert (mismatch.status_code, round_trips(mismatch), rows(mismatch)[1]) == (422, 1, 0)
+    sql.fence(state)
+    answer = client.start(new_key())
+    assert (answer.status_code, round_trips(answer), rows(answer)[1]) == (503, 1, 0)
+
+
+def test_a_heartbeat_is_one_round_trip_and_one_row_written(client: Client) -> None:
+    answer = client.verb(client.started(), "heartbeat")
+    assert (answer.status_code, round_trips(answer), rows(answer)[1]) == (200, 1, 1)
+
+
+def test_own_is_one_round_trip(client: Client) -> None:
+    run = client.started()
+    client.finish(run, "suspended").raise_for_status()
+    answer = client.post(f"/v1/runs/{run['run_id']}/own", {"owner": an_owner()})
+    assert (answer.status_code, round_trips(answer)) == (200, 1)
+
+
+def test_the_fence_is_read_in_one_round_trip(client: Client) -> None:
+    assert round_trips(client.get("/v1/fence")) == 1
+
+
+def test_health_does_not_touch_the_database(client: Client) -> None:
+    assert round_trips(client.get("/v1/health")) == 0
+
+
+def keyed_reads(client: Client) -> Json:
+    """Rows read by each keyed operation, on a run of its own."""
+    run = client.started()
+    key, waiting = new_key(), client.started()
+    client.finish(waiting, "suspended").raise_for_status()
+    answers = {
+        "start": client.start(key),
+        "pending": client.start(run["key"]),
+        "read": client.get(f"/v1/runs/{run['run_id']}"),
+        "read start": client.get(f"/v1/starts/{run['key']}"),
+        "heartbeat": client.verb(run, "heartbeat"),
+        "own": client.post(f"/v1/runs/{waiting['run_id']}/own", {"owner": an_owner()}),
+        "transition": client.finish(run),
+        "replay": client.start(run["key"]),
+        "page": client.get("/v1/runs", params={"limit": 1}),
+        "page by status": client.get("/v1/runs", params={"limit": 1, "status": "running"}),
+    }
+    return {name: rows(answer)[0] for name, answer in answers.items()}
+
+
+COPIES = 2000
+
+
+@pytest.fixture
+def many_runs(client: Client, sql: Sql) -> Iterator[None]:
+    """Thousands of reservations and runs, copied from one."""
+    run = client.started()
+
+    def columns(table: str, **changed: str) -> tuple[str, str]:
+        names = [row["name"] for row in sql(f"SELECT name FROM pragma_table_info('{table}')")]
+        return ", ".join(names), ", ".join(changed.get(name, name) for name in names)
+
+    for table, changed in {
+        "fencepost_reservations": {"key": "key || '-' || n", "run_id": "run_id || '-' || n"},
+        "fencepost_runs": {"run_id": "run_id || '-' || n"},
+        "fencepost_events": {"run_id": "run_id || '-' || n"},
+        "fencepost_ownership": {"run_id": "run_id || '-' || n"},
+        "fencepost_snapshots": {"run_id": "run_id || '-' || n"},
+    }.items():
+        names, values = columns(table, **changed)
+        sql(
+            f"WITH RECURSIVE counted(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counted "
+            f"WHERE n < {COPIES}) INSERT INTO {table} ({names}) SELECT {values} "
+            f"FROM {table}, counted WHERE run_id = ?1",
+            run["run_id"],
+        )
+    yield
+    for table in ("reservations", "runs", "events", "ownership", "snapshots"):
+        sql(f"DELETE FROM fencepost_{table} WHERE run_id LIKE ?1", f"{run['run_id'][:30]}-%")
+        sql(f"DELETE FROM fencepost_{table} WHERE run_id LIKE 'run%-%'")
+
+
+def test_rows_read_do_not_grow_with_the_tables(
+    client: Client, request: pytest.FixtureRequest
+) -> None:
+    few = keyed_reads(client)
+    request.getfixturevalue("many_runs")
+    assert keyed_reads(client) == few
+
+
+# --- Plans -------------------------------------------------------------------------------
+
+# Tables that never grow: one row, or as many as a query brings along.
+SMALL = {"fencepost_fence", "json_each", "clock", "stamp", "step", "fact", "claim", "grantable"}
+
+
+VERBS = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b")
+
+
+def sql_constants() -> Iterator[tuple[str, str]]:
+    for stem in MODULES:
+        module = importlib.import_module(f"fencepost.{stem}" if stem != "__init__" else "fencepost")
+        if stem == "schema":
+            continue
+        for name, value in vars(module).items():
+            if isinstance(value, str) and re.match(
+                r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value
+            ):
+                yield f"{stem}.{name}", value
+
+
+STATEMENTS = dict(sql_constants())
+
+
+def test_the_guard_sees_the_statements() -> None:
+    assert len(STATEMENTS) > 20
+    assert "starts._CREATE_RUN" in STATEMENTS
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_every_statement_finds_its_rows_by_an_index(sql: Sql, name: str) -> None:
+    text = STATEMENTS[name]
+    count = max((int(number) for number in re.findall(r"\?(\d+)", text)), default=0)
+    plan = sql(f"EXPLAIN QUERY PLAN {text}", *([1] * count))
+    scans = [row["detail"] for row in plan if row["detail"].startswith("SCAN")]
+    for scan in scans:
+        assert scan.split()[1] in SMALL or "CONSTANT" in scan, scan
+    assert not any("USE TEMP B-TREE FOR ORDER BY" in row["detail"] for row in plan)
