@@ -1,7 +1,7 @@
 /** Runs the Worker in Miniflare, with a real D1 database: for `npm start`, the tests and the benchmarks. */
 import { join } from "node:path";
 import { convertV4MiniflareOptions, Miniflare } from "miniflare";
-import { persistence, tokens, wranglerConfiguration } from "./settings.mjs";
+import { persistence, SettingError, tokens, wranglerConfiguration } from "./settings.mjs";
 import { extraWorker, isolateName, pythonWorkers } from "./worker.mjs";
 
 // Miniflare would ask Cloudflare for a sample of request.cf.
@@ -40,7 +40,8 @@ export async function createRunner(given = {}) {
     };
   } catch (error) {
     await close();
-    throw error;
+    if (error.code !== "ERR_ADDRESS_IN_USE") throw error;
+    throw new SettingError(`Port ${settings.port} is taken: stop what uses it, or set PORT to another.`);
   }
 }
 

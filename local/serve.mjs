@@ -1,17 +1,21 @@
 /** `npm start`, once everything is installed: runs the Worker until it is told to stop. */
-import { watch } from "node:fs";
+import { statSync } from "node:fs";
 import { join } from "node:path";
+import { setTimeout } from "node:timers/promises";
 import { BootError, createRunner } from "./runner.mjs";
 import { DEVELOPMENT_TOKEN, PROJECT, SettingError, settingsFromEnvironment } from "./settings.mjs";
+import { closeAtStop, stop, stopAtSignals } from "./stop.mjs";
+import { sourceFiles } from "./worker.mjs";
 
-// Before Miniflare sets its own: exiting ends workerd, through Miniflare's hook, and stopping is no failure.
-for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => process.exit(0));
-// Whoever started this is gone, even if it was killed outright.
-process.on("disconnect", () => process.exit(0));
+const LOOK_EVERY_MS = 400;
+
+stopAtSignals();
+process.on("disconnect", stop); // whoever started this is gone, even if it was killed outright
 
 try {
   const settings = settingsFromEnvironment(process.env);
   const runner = await createRunner(settings);
+  closeAtStop(runner.close);
   watchSources(runner);
   if (process.env.FENCEPOST_TOKENS === undefined) {
     console.log(`token: ${DEVELOPMENT_TOKEN} (for development; set FENCEPOST_TOKENS for your own)`);
@@ -23,17 +27,29 @@ try {
   process.exit(1);
 }
 
-/** Reload when a source changes; editors write in bursts, and a reload in progress takes the newest anyway. */
-function watchSources(runner) {
-  let timer;
-  let reloading = Promise.resolve();
-  watch(join(PROJECT, "src"), { recursive: true }, (_event, file) => {
-    if (file === null || file.includes("__pycache__")) return;
-    clearTimeout(timer);
-    timer = setTimeout(() => (reloading = reloading.then(() => reload(runner))), 100);
-  });
+/** Reload when a source changes. By looking, since `fs.watch` loses a file that an editor replaces. */
+async function watchSources(runner) {
+  let seen = fingerprint();
+  for (;;) {
+    await setTimeout(LOOK_EVERY_MS);
+    const now = fingerprint();
+    if (now === seen) continue;
+    seen = now;
+    await reload(runner);
+  }
 }
 
+function fingerprint() {
+  try {
+    return sourceFiles(join(PROJECT, "src"))
+      .map((path) => `${path} ${statSync(path).mtimeMs}`)
+      .join();
+  } catch {
+    return "in motion"; // a file went away between two looks
+  }
+}
+
+/** A broken source leaves the server up, answering 500 until the next change. */
 async function reload(runner) {
   try {
     await runner.reload();

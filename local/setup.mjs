@@ -1,7 +1,7 @@
 /** Installs what is missing, and nothing when all is there. Node builtins only: it runs before anything else. */
 import { execFileSync, spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
-import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -9,6 +9,7 @@ export const PROJECT = dirname(dirname(fileURLToPath(import.meta.url)));
 /** The Node that Miniflare needs, from the npm package `node`, whatever the system has. */
 export const NODE = join(PROJECT, "node_modules", ".bin", "node");
 export const PYTHON = join(PROJECT, ".venv", "bin", "python");
+const SDK = join(PROJECT, "python_modules", "workers");
 
 class SetupError extends Error {}
 
@@ -16,9 +17,9 @@ class SetupError extends Error {}
 export function ensure({ development = false } = {}) {
   try {
     if (Number(process.versions.node.split(".")[0]) < 20) throw new SetupError("Install Node.js 20 or newer.");
-    install("node_modules", "package-lock.json", "JavaScript packages", installJavaScript);
-    install("python_modules", "python-worker.lock", "the Worker's Python packages", installWorkerPackages);
-    if (development) install(".venv", "python-dev.lock", "Python tools for development", installPythonTools);
+    install("node_modules", "package-lock.json", NODE, "JavaScript packages", installJavaScript);
+    install("python_modules", "python-worker.lock", SDK, "the Worker's Python packages", installWorkerPackages);
+    if (development) install(".venv", "python-dev.lock", PYTHON, "Python tools for development", installPythonTools);
   } catch (error) {
     if (!(error instanceof SetupError)) throw error;
     console.error(error.message);
@@ -26,12 +27,12 @@ export function ensure({ development = false } = {}) {
   }
 }
 
-/** The stamp is written last, so that an interrupted install is done again. */
-function install(folder, lock, what, steps) {
+/** The stamp is written last, so that an interrupted install is done again; `proof` must be there as well. */
+function install(folder, lock, proof, what, steps) {
   const target = join(PROJECT, folder);
   const stamp = join(target, ".fencepost-stamp");
   const wanted = createHash("sha256").update(readFileSync(join(PROJECT, lock))).digest("hex");
-  if (existsSync(stamp) && readFileSync(stamp, "utf8") === wanted) return;
+  if (existsSync(stamp) && readFileSync(stamp, "utf8") === wanted && existsSync(proof)) return;
   console.error(`installing ${what} (once) …`);
   steps(target, join(PROJECT, lock));
   mkdirSync(target, { recursive: true });
@@ -42,9 +43,11 @@ function installJavaScript() {
   // Miniflare asks for a newer Node than may run here: NODE is that one, so the warning would mislead.
   run("npm", ["ci", "--no-audit", "--no-fund", "--loglevel=error"], "Install npm.");
   if (nodeVersion() >= 22) return;
-  // npm was told to run no install scripts, or its script failed: this is what it does.
-  run(process.execPath, ["installArchSpecificPackage.js"], "Node.js 24 could not be installed.", join(PROJECT, "node_modules", "node"));
-  if (nodeVersion() < 22) throw new SetupError("Node.js 24 could not be installed from the npm package `node`.");
+  // npm was told to run no install scripts: do what the one of the package `node` does.
+  const remedy = "Node.js 24 could not be installed from the npm package `node`.";
+  run("node", ["installArchSpecificPackage.js"], remedy, join(PROJECT, "node_modules", "node"));
+  if (!existsSync(NODE)) symlinkSync(join("..", "node", "bin", "node"), NODE);
+  if (nodeVersion() < 22) throw new SetupError(remedy);
 }
 
 function nodeVersion() {

@@ -77,13 +77,14 @@ function localModule(name) {
 
 /** The Python files as one JSON object, path inside the interpreter to base64: read anew at each start. */
 function files(folders) {
-  const found = {};
-  for (const [mount, folder] of Object.entries(folders)) {
-    for (const entry of readdirSync(folder, { recursive: true, withFileTypes: true })) {
-      const path = join(entry.parentPath, entry.name);
-      if (!entry.isFile() || path.includes("__pycache__")) continue;
-      found[mount + path.slice(folder.length)] = readFileSync(path).toString("base64");
-    }
-  }
-  return JSON.stringify(found);
+  const found = Object.entries(folders).flatMap(([mount, folder]) =>
+    sourceFiles(folder).map((path) => [mount + path.slice(folder.length), readFileSync(path).toString("base64")]),
+  );
+  return JSON.stringify(Object.fromEntries(found));
+}
+
+export function sourceFiles(folder) {
+  return readdirSync(folder, { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile() && !entry.parentPath.includes("__pycache__"))
+    .map((entry) => join(entry.parentPath, entry.name));
 }

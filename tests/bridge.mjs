@@ -4,6 +4,7 @@
  * Options: isolates, faults, tokens, persist, source, and worker: false for the "sql" worker alone.
  */
 import { BootError, createRunner } from "../local/runner.mjs";
+import { closeAtStop, stop, stopAtSignals } from "../local/stop.mjs";
 
 /** Statements straight to D1, with its own answers and errors, for tests of the SQL. */
 const SQL_WORKER = `
@@ -21,9 +22,8 @@ const SQL_WORKER = `
   };
 `;
 
-// Before Miniflare sets its own: exiting ends workerd, through Miniflare's hook.
-for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => process.exit(0));
-process.stdin.on("close", () => process.exit(0)).resume();
+stopAtSignals();
+process.stdin.on("close", stop).resume();
 
 try {
   const runner = await createRunner({
@@ -32,6 +32,7 @@ try {
     ...JSON.parse(process.argv[2] ?? "{}"),
     extraWorkers: [{ name: "sql", script: SQL_WORKER }],
   });
+  closeAtStop(runner.close);
   process.stdout.write(`${JSON.stringify({ url: runner.url, sql: await runner.directUrl("sql"), pid: process.pid })}\n`);
 } catch (error) {
   process.stderr.write(`${error instanceof BootError ? error.message : error.stack}\n`);
