@@ -1,0 +1,216 @@
+"""The local runtime as a newcomer meets it (design 12)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from conftest import ROOT, start_bridge, stop_bridge
+from helpers import a_start, new_key
+
+WRANGLER = [ROOT / "node_modules/.bin/node", ROOT / "node_modules/wrangler/bin/wrangler.js"]
+QUIET = {"WRANGLER_SEND_METRICS": "false", "WRANGLER_HIDE_BANNER": "true", "CI": "1"}
+DEV = {"Authorization": "Bearer dev-token"}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class Served:
+    def __init__(self, process: subprocess.Popen[str], url: str, output: list[str]) -> None:
+        self.process, self.url, self.output = process, url, output
+
+    def start(self, key: str, **headers: str) -> httpx.Response:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.post(
+            f"{self.url}/v1/starts",
+            headers={**DEV, "Idempotency-Key": key, **names},
+            content=json.dumps(a_start()),
+            timeout=30,
+        )
+
+
+@contextmanager
+def npm_start(**settings: str) -> Iterator[Served]:
+    """`npm start`, until it says that it is ready; ended like Ctrl-C does."""
+    port = free_port()
+    process = subprocess.Popen(
+        ["npm", "start"],
+        cwd=ROOT,
+        env={**os.environ, "PORT": str(port), **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    output: list[str] = []
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            output.append(line)
+            if f":{port}" in line:
+                break
+        else:
+            raise AssertionError("".join(output))
+        yield Served(process, f"http://127.0.0.1:{port}", output)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        rest, _ = process.communicate(timeout=20)
+        output.append(rest)
+
+
+def group_is_gone(process_group: int) -> bool:
+    for _ in range(50):
+        try:
+            os.killpg(process_group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_npm_start_prints_address_and_token_and_ctrl_c_ends_everything() -> None:
+    with npm_start(FENCEPOST_PERSIST="memory") as served:
+        assert served.start(new_key()).status_code == 201
+    assert "dev-token" in "".join(served.output)
+    assert group_is_gone(served.process.pid)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"PORT": "many"},
+        {"FENCEPOST_ISOLATES": "0"},
+        {"FENCEPOST_TOKENS": "{"},
+        {"FENCEPOST_FAULTS": "perhaps"},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_a_setting_that_is_no_setting_is_said_in_one_line(setting: dict[str, str]) -> None:
+    ended = subprocess.run(
+        ["npm", "start", "--silent"],
+        cwd=ROOT,
+        env={**os.environ, "FENCEPOST_PERSIST": "memory", **setting},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said = (ended.stdout + ended.stderr).strip().splitlines()
+    assert ended.returncode == 1
+    assert len(said) == 1, said
+    assert next(iter(setting)) in said[0]
+
+
+def wrangler_sql(persist: Path, statement: str) -> list[dict[str, object]]:
+    done = subprocess.run(
+        [
+            *WRANGLER,
+            *("d1", "execute", "fencepost", "--local", "--json", "--command", statement),
+            *("--persist-to", str(persist)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    [result] = json.loads(done.stdout)
+    rows: list[dict[str, object]] = result["results"]
+    return rows
+
+
+def test_wrangler_and_the_running_worker_see_the_same_database(tmp_path: Path) -> None:
+    with npm_start(FENCEPOST_PERSIST=str(tmp_path)) as served:
+        key = new_key()
+        run_id = served.start(key).json()["run"]["run_id"]
+        found = wrangler_sql(tmp_path, "SELECT key, run_id FROM fencepost_reservations")
+        assert found == [{"key": key, "run_id": run_id}]
+        wrangler_sql(
+            tmp_path, "INSERT INTO fencepost_fence VALUES ('deployment','draining',1,NULL,NULL,1)"
+        )
+        assert served.start(new_key()).json()["state"] == "draining"
+    with npm_start(FENCEPOST_PERSIST=str(tmp_path)) as again:
+        assert again.start(key).json()["code"] == "START_PENDING"
+
+
+def test_isolates_share_one_database_and_can_be_named() -> None:
+    with npm_start(FENCEPOST_PERSIST="memory", FENCEPOST_ISOLATES="2") as served:
+        key = new_key()
+        assert served.start(key, x_local_isolate="1").status_code == 201
+        assert served.start(key, x_local_isolate="0").status_code == 409
+        assert served.start(key).status_code == 409
+        assert served.start(key, x_local_isolate="2").status_code == 400
+        assert served.start(key, x_local_isolate="one").status_code == 400
+
+
+def test_faults_are_made_only_when_the_setting_says_so() -> None:
+    with npm_start(FENCEPOST_PERSIST="memory") as served:
+        assert served.start(new_key(), x_local_fault="drop").status_code == 201
+
+
+def test_a_lost_reply_was_executed_and_a_dropped_batch_was_not() -> None:
+    with npm_start(FENCEPOST_PERSIST="memory", FENCEPOST_FAULTS="1") as served:
+        served.start(new_key()).raise_for_status()
+        for fault, expected in (("drop", 201), ("lost", 409)):
+            key = new_key()
+            answer = served.start(key, x_local_fault=fault)
+            assert answer.json()["code"] == "WRITE_OUTCOME_UNKNOWN"
+            assert served.start(key).status_code == expected
+        assert served.start(new_key(), x_local_fault="perhaps").status_code == 400
+
+
+BROKEN_ENTRY = """
+from workers import WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        raise LookupError("a secret of the inside")
+"""
+
+
+def test_an_unhandled_exception_prints_a_traceback_and_answers_a_plain_problem(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "entry.py").write_text(BROKEN_ENTRY)
+    process, addresses = start_bridge(source=str(tmp_path))
+    answer = httpx.get(addresses["url"])
+    stop_bridge(process)
+    assert answer.status_code == 500
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.json()["code"] == "INTERNAL"
+    assert "secret" not in answer.text
+    console = capfd.readouterr().err
+    assert "Traceback" in console
+    assert "LookupError: a secret of the inside" in console
+
+
+def test_wrangler_accepts_the_tree_for_deployment(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*WRANGLER, "deploy", "--dry-run", "--outdir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"env\.DB \(fencepost\)", done.stdout)
+    assert (tmp_path / "entry.py").exists()
