@@ -22,9 +22,7 @@ format: setup ## rewrite the sources in the one style
 	$(VENV)/ruff format
 
 generated: setup ## rewrite the files that are made from the sources
-	PYTHONPATH=src $(VENV)/python -c 'from fencepost import problems, schema; \
-	  open("schema/schema.sql", "w").write(schema.as_sql_file()); \
-	  open("docs/errors.md", "w").write(problems.as_markdown())'
+	PYTHONPATH=src $(VENV)/python -m tests.generated
 
 bench: ## the benchmarks, with their peers
 	@node local/bench.mjs $(ARGS)

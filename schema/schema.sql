@@ -6,9 +6,13 @@ CREATE TABLE IF NOT EXISTS fencepost_fence (
   revision INTEGER NOT NULL DEFAULT 0 CHECK (revision BETWEEN 0 AND 9007199254740991),
   proof_key TEXT,
   proof_run_id TEXT,
+  -- The last transition that came with an Idempotency-Key, so that its retry converges.
+  transition_key TEXT,
+  transition_receipt TEXT CHECK (length(transition_receipt) <= 512),
   updated_at_ms INTEGER NOT NULL,
   CHECK ((state = 'proof-only') = (proof_key IS NOT NULL)),
-  CHECK (proof_run_id IS NULL OR proof_key IS NOT NULL)
+  CHECK (proof_run_id IS NULL OR proof_key IS NOT NULL),
+  CHECK ((transition_key IS NULL) = (transition_receipt IS NULL))
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE IF NOT EXISTS fencepost_reservations (
@@ -39,6 +43,9 @@ ON fencepost_reservations (run_id) WHERE state <> 'terminal';
 
 CREATE INDEX IF NOT EXISTS fencepost_reservations_terminal
 ON fencepost_reservations (run_id) WHERE state = 'terminal';
+
+CREATE INDEX IF NOT EXISTS fencepost_reservations_by_age
+ON fencepost_reservations (updated_at_ms) WHERE state = 'terminal';
 
 CREATE TABLE IF NOT EXISTS fencepost_runs (
   run_id TEXT PRIMARY KEY CHECK (length(run_id) BETWEEN 1 AND 200),
@@ -101,6 +108,9 @@ ON fencepost_runs (status, principal_kind, principal_id, run_id);
 CREATE INDEX IF NOT EXISTS fencepost_runs_by_lineage
 ON fencepost_runs (lineage_id, lineage_round, run_id) WHERE lineage_id IS NOT NULL;
 
+CREATE INDEX IF NOT EXISTS fencepost_runs_by_age
+ON fencepost_runs (finished_at_ms) WHERE finished_at_ms IS NOT NULL;
+
 CREATE TABLE IF NOT EXISTS fencepost_snapshots (
   run_id TEXT PRIMARY KEY,
   state TEXT NOT NULL CHECK (json_valid(state)),
@@ -131,3 +141,18 @@ CREATE TABLE IF NOT EXISTS fencepost_ownership (
   at_ms INTEGER NOT NULL,
   PRIMARY KEY (run_id, sequence)
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS fencepost_audit (
+  sequence INTEGER PRIMARY KEY,
+  action TEXT NOT NULL CHECK (
+    action IN ('fence-transition', 'resolve', 'purge', 'cancel', 'lineage-cancel')),
+  principal_kind TEXT NOT NULL CHECK (principal_kind IN ('human', 'service', 'agent', 'system')),
+  principal_id TEXT NOT NULL,
+  -- The fence, a key, a run: what it was done to.
+  subject TEXT NOT NULL,
+  note TEXT,
+  before TEXT CHECK (json_valid(before)),
+  after TEXT CHECK (json_valid(after)),
+  write_token TEXT NOT NULL,
+  at_ms INTEGER NOT NULL
+) STRICT;

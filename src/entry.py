@@ -14,3 +14,6 @@ class Default(WorkerEntrypoint):
 
     async def fetch(self, request: Any) -> Any:
         return await routes.serve(request.js_object, self.env)
+
+    async def scheduled(self, controller: Any, env: Any, ctx: Any) -> None:
+        await routes.purge(self.env)

@@ -14,10 +14,10 @@ MODULES = sorted((ROOT / "src").rglob("*.py"))
 MAY_TOUCH_JAVASCRIPT = {"d1.py", "routes.py", "entry.py"}
 # Imports point one way: a module imports only what stands to its left.
 ORDER = [
-    *("limits", "identifiers", "problems", "errors", "d1", "schema", "fence", "journal"),
-    *("reservation", "runs", "snapshot", "transition", "ownership", "release", "decision"),
-    *("starts", "strictjson", "exchange", "auth", "body", "wire", "shapes", "answers"),
-    *("handlers", "routes", "entry"),
+    *("limits", "identifiers", "problems", "errors", "d1", "schema", "audit", "fence"),
+    *("journal", "reservation", "runs", "snapshot", "transition", "ownership", "release"),
+    *("resolve", "retention", "decision", "starts", "strictjson", "exchange", "auth", "body"),
+    *("wire", "shapes", "inventory", "answers", "handlers", "administration", "routes", "entry"),
 ]
 
 

@@ -143,7 +143,8 @@ def test_wrangler_and_the_running_worker_see_the_same_database(tmp_path: Path) -
         found = wrangler_sql(tmp_path, "SELECT key, run_id FROM fencepost_reservations")
         assert found == [{"key": key, "run_id": run_id}]
         wrangler_sql(
-            tmp_path, "INSERT INTO fencepost_fence VALUES ('deployment','draining',1,NULL,NULL,1)"
+            tmp_path,
+            "INSERT INTO fencepost_fence (id, state, updated_at_ms) VALUES ('deployment', 'draining', 1)",
         )
         assert served.start(new_key()).json()["state"] == "draining"
     with npm_start(FENCEPOST_PERSIST=str(tmp_path)) as again:

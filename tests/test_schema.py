@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import generated
 from conftest import ROOT
 from fencepost import schema
 from helpers import BridgeDatabase, Client, D1Failure, Sql, new_key, round_trips
@@ -14,8 +15,9 @@ from helpers import BridgeDatabase, Client, D1Failure, Sql, new_key, round_trips
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 
-def test_the_sql_file_is_the_schema() -> None:
-    assert (ROOT / "schema/schema.sql").read_text() == schema.as_sql_file()
+@pytest.mark.parametrize("name", generated.FILES)
+def test_a_generated_file_is_as_its_source_says(name: str) -> None:
+    assert (ROOT / name).read_text() == generated.FILES[name]
 
 
 def test_the_first_start_of_all_creates_the_tables(client: Client, empty_database: Sql) -> None:
@@ -85,9 +87,12 @@ BROKEN = {
     "an agent without a thread": "UPDATE fencepost_reservations SET target_kind = 'agent'",
     "a state that is not JSON": "UPDATE fencepost_snapshots SET state = '{'",
     "proof-only without a key": (
-        "INSERT INTO fencepost_fence VALUES ('deployment', 'proof-only', 1, NULL, NULL, 1)"
+        "INSERT INTO fencepost_fence (id, state, updated_at_ms) "
+        "VALUES ('deployment', 'proof-only', 1)"
     ),
-    "a second fence": "INSERT INTO fencepost_fence VALUES ('other', 'open', 1, NULL, NULL, 1)",
+    "a second fence": (
+        "INSERT INTO fencepost_fence (id, state, updated_at_ms) VALUES ('other', 'open', 1)"
+    ),
 }
 
 

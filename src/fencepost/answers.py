@@ -9,6 +9,7 @@ from fencepost import errors, limits, shapes
 from fencepost.decision import Decision, Seen
 from fencepost.errors import Conflict, FencepostError
 from fencepost.exchange import Reply
+from fencepost.fence import Fence, Moved
 from fencepost.problems import PROBLEMS
 from fencepost.reservation import Reservation
 from fencepost.runs import WINNERS, Outcome, Run
@@ -111,6 +112,36 @@ def _pending(run: Run) -> Conflict:
         retry_after_s=max(1, min(left_s, limits.PENDING_RETRY_AFTER_S)),
         run_id=run.run_id,
         pending_since_ms=run.started_at_ms,
+    )
+
+
+def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply:
+    """A start that was released or resolved."""
+    body = {
+        "outcome": outcome,
+        "reservation": shapes.reservation_json(held),
+        "run": run and shapes.run_json(run),
+    }
+    return Reply(200, body, run_id=held.run_id)
+
+
+# --- The fence ---------------------------------------------------------------------------
+
+
+def fence_reply(moved: Moved, gate: Fence) -> Reply:
+    """The fence after a transition. Raises the conflicts."""
+    if moved is Moved.MOVED:
+        return Reply(200, shapes.fence_json(gate, secrets=True))
+    if moved is Moved.KEY_REUSED:
+        raise Conflict(
+            "The last transition had this key and was another command.",
+            code="IDEMPOTENCY_KEY_REUSED",
+        )
+    raise Conflict(
+        f"The fence is {gate.state} at revision {gate.revision}. Nothing was written.",
+        code="FENCE_CAS_CONFLICT",
+        state=gate.state,
+        revision=gate.revision,
     )
 
 

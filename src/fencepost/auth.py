@@ -36,7 +36,7 @@ def admit(request: Request, scopes: tuple[str, ...]) -> None:
 
     401 without a known token, 403 SCOPE_MISSING, 503 AUTH_UNCONFIGURED.
     """
-    grant = authenticate(request.headers.get("authorization"), request.tokens)
+    grant = authenticate(request.headers.get("authorization"), request.setting("FENCEPOST_TOKENS"))
     request.principal, request.scopes = grant.principal, grant.scopes
     if not grant.scopes.intersection(scopes):
         raise errors.AuthError(
@@ -70,7 +70,7 @@ def _parse(tokens: str) -> tuple[Grant, ...] | None:
     """The grants of a configuration, or None where any part of it is not understood."""
     try:
         return tuple(_grant(entry) for entry in json.loads(tokens))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fencepost import errors, strictjson
-from fencepost.identifiers import is_identifier, is_owner_field
+from fencepost import errors, limits, strictjson
+from fencepost.identifiers import is_identifier, is_owner_field, is_well_formed
 
 T = TypeVar("T")
 
@@ -80,6 +80,17 @@ def identifier(value: Any, name: str) -> str:
 def owner_field(value: Any, name: str) -> str:
     if not isinstance(value, str) or not is_owner_field(value):
         raise ValueError(f"{name!r} is a text of 1–1024 UTF-16 units without NUL.")
+    return value
+
+
+def note(value: Any, name: str) -> str:
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value.strip()) <= len(value) <= limits.NOTE_CHARS_MAX
+        or "\0" in value
+        or not is_well_formed(value)
+    ):
+        raise ValueError(f"{name!r} is a text of 1–{limits.NOTE_CHARS_MAX} characters.")
     return value
 
 

@@ -61,6 +61,8 @@ class Database:
         one of MissingTable, ConstraintFailed, Refused (it did not run) or Unknown (the reply
         was lost: it may have committed) when D1 fails.
         """
+        if not statements:
+            raise ValueError("a batch holds at least one statement")
         for statement in statements:
             check(statement)
         self.round_trips += 1
@@ -83,7 +85,7 @@ class Database:
         Raises MissingTable when a table is absent, which for a read means: no such row.
         """
         for statement in statements:
-            if not statement.sql.lstrip().startswith(("SELECT", "WITH")):
+            if not statement.sql.lstrip().startswith("SELECT"):
                 raise ValueError("a read may only hold SELECTs")
         try:
             return await self.batch(statements)
@@ -101,10 +103,22 @@ class Database:
         prepared = []
         for sql, params in statements:
             prepare = binding.prepare(sql)
-            values = [jsnull if value is None else value for value in params]
+            values = [jsnull if value is None else _for_javascript(value) for value in params]
             prepared.append(prepare.bind(*values) if values else prepare)
         text: str = JSON.stringify(await binding.batch(to_js(prepared)))
         return text
+
+
+class Reader:
+    """A database that cannot write: all that it has is `read`."""
+
+    def __init__(self, db: Database) -> None:
+        self.read = db.read
+
+
+def _for_javascript(value: str | float) -> str | float:
+    """Large integers would cross as BigInt, which D1 refuses; it binds every number as REAL."""
+    return value if isinstance(value, str) else float(value)
 
 
 def _result(entry: dict[str, Any]) -> Result:
@@ -115,6 +129,9 @@ def _result(entry: dict[str, Any]) -> Result:
 def check(statement: Statement) -> None:
     """Refuse what D1 would refuse, cut short or change; ValueError, before anything is sent."""
     sql, params = statement
+    if not sql.lstrip()[:1].isalpha():
+        # D1 drops a blank statement, or one that is a comment, and shifts the results.
+        raise ValueError("a statement begins with a word")
     if len(sql) > limits.SQL_BYTES_MAX or len(sql.encode()) > limits.SQL_BYTES_MAX:
         raise ValueError(f"a statement is longer than {limits.SQL_BYTES_MAX} bytes")
     if len(params) > limits.PARAMETERS_MAX:
@@ -183,26 +200,29 @@ def classify(messages: Sequence[str]) -> errors.StorageError:
     """What a failure means, from its message and those of its causes, outermost first.
 
     A missing table is believed only from the root of the chain (contracts 1.1): further out
-    such a text is a quotation. What is not known to have been refused is Unknown.
+    such a text is a quotation. Other refusals must be said at both ends of the chain. What is
+    not known to have been refused is Unknown.
     """
     message, root = messages[0], messages[-1]
     if missing := _MISSING.fullmatch(root):
         return errors.MissingTable(message, missing[1])
-    if _CONSTRAINT.fullmatch(message):
+    if _CONSTRAINT.fullmatch(message) and _CONSTRAINT.fullmatch(root):
         return errors.ConstraintFailed(message)
-    if _REFUSED.fullmatch(message):
+    if _REFUSED.fullmatch(message) and _REFUSED.fullmatch(root):
         return errors.Refused(message)
     return errors.Unknown(message)
 
 
 def _messages(failure: BaseException) -> list[str]:
-    """The messages of a JavaScript error and its causes, outermost first; cycle-safe."""
+    """The messages of a JavaScript error and its causes, outermost first; cycle-safe.
+
+    A chain that is longer than is looked at has no known root: it ends in an empty message.
+    """
     messages: list[str] = []
     link: Any = failure
-    while link is not None and len(messages) < _CAUSES_MAX:
-        message = getattr(link, "message", None)
-        if not isinstance(message, str):
-            break
+    while isinstance(message := getattr(link, "message", None), str):
+        if len(messages) == _CAUSES_MAX:
+            return [*messages, ""]
         messages.append(message)
         link = getattr(link, "cause", None)
     return messages or [str(failure)]

@@ -23,7 +23,7 @@ class Request:
     headers: Mapping[str, str]
     read_body: Callable[[], Awaitable[bytes]]
     db: Database
-    tokens: str | None
+    setting: Callable[[str], str | None]
     params: dict[str, str] = field(default_factory=dict)
     principal: Principal | None = None
     scopes: frozenset[str] = frozenset()

@@ -16,13 +16,15 @@ was never provisioned (no row, no table) is open.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fencepost import errors
-from fencepost.d1 import Database, Statement
+from fencepost import audit, errors, schema
+from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost.identifiers import Principal, mint_token
 
 
 class FenceState(StrEnum):
@@ -41,6 +43,8 @@ class Fence:
     proof_key: str | None
     proof_run_id: str | None
     updated_at_ms: int | None
+    transition_key: str | None = None
+    transition_receipt: str | None = None
 
     @classmethod
     def from_rows(cls, rows: Sequence[dict[str, Any]]) -> Fence:
@@ -61,7 +65,8 @@ class Fence:
             raise errors.FenceUnreadable(
                 "The fence row's state and proof key do not belong together."
             )
-        return cls(state, revision, row["proof_key"], row["proof_run_id"], updated_at_ms)
+        receipt = (row["transition_key"], row["transition_receipt"])
+        return cls(state, revision, row["proof_key"], row["proof_run_id"], updated_at_ms, *receipt)
 
     def admits_start(self, key: str, run_id: str | None = None) -> bool:
         """Whether `key` may start; `run_id` is the run it is already reserved for, if any."""
@@ -108,7 +113,10 @@ def admits_existing_run_sql(run_id: str) -> str:
 
 
 # Reads the one row; without a WHERE, so that a second row would be seen.
-_READ = "SELECT state, revision, proof_key, proof_run_id, updated_at_ms FROM fencepost_fence"
+_READ = """
+SELECT state, revision, proof_key, proof_run_id, updated_at_ms, transition_key, transition_receipt
+FROM fencepost_fence
+"""
 
 
 def read_statement() -> Statement:
@@ -144,3 +152,115 @@ WHERE state = 'proof-only' AND proof_key = ?1 AND proof_run_id IS NULL
 def record_proof_run_statement(key: str, run_id: str, token: str) -> Statement:
     """Binds a start with the proof key to the proof, inside the batch of that start."""
     return Statement(_RECORD_PROOF_RUN, (key, run_id, token))
+
+
+# --- Moving it ---------------------------------------------------------------------------
+
+# Decides: nobody provisioned a fence yet. ?1 is the state to begin with.
+_SEED = f"""
+INSERT INTO fencepost_fence (id, state, revision, updated_at_ms)
+VALUES ('deployment', ?1, 0, {NOW_MS}) ON CONFLICT (id) DO NOTHING
+"""
+
+
+def as_seed_file(state: FenceState) -> str:
+    """The text of `schema/seed-<state>.sql`; a fence that exists is left as it is."""
+    return _SEED.strip().replace("?1", f"'{state}'") + ";\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What an operator asks of the fence. `key` makes a retry of this very command converge."""
+
+    expected: FenceState
+    next: FenceState
+    revision: int | None = None
+    proof_key: str | None = None
+    key: str | None = None
+
+    @property
+    def receipt(self) -> str | None:
+        """What tells a retry of this command from another one with the same key."""
+        if self.key is None:
+            return None
+        command = [1, self.expected, self.next, self.revision, self.proof_key]
+        return json.dumps(command, separators=(",", ":"))
+
+
+class Moved(StrEnum):
+    """What became of a transition."""
+
+    MOVED = "moved"
+    CONFLICT = "conflict"
+    KEY_REUSED = "key_reused"
+
+
+# Decides: the fence was never provisioned, which is `open` at revision 0, and that is what the
+# command expects: then there is a row to move.
+_MATERIALISE = f"""
+INSERT INTO fencepost_fence (id, state, revision, updated_at_ms)
+SELECT 'deployment', 'open', 0, COALESCE(?3, {NOW_MS})
+WHERE ?1 = 'open' AND (?2 IS NULL OR ?2 = 0) ON CONFLICT (id) DO NOTHING
+"""
+
+# Decides: the fence is in the expected state, at the expected revision if one is given, and
+# this command did not move it before.
+_AUDIT_TRANSITION = f"""
+INSERT {audit.INTO}
+SELECT 'fence-transition', ?1, ?2, 'deployment', NULL,
+  json_object('state', state, 'revision', revision, 'proof_run_id', proof_run_id),
+  json_object('state', ?5, 'revision', revision + 1, 'proof_run_id', NULL),
+  ?7, MAX(COALESCE(?8, {NOW_MS}), updated_at_ms + 1)
+FROM fencepost_fence
+WHERE state = ?3 AND (?4 IS NULL OR revision = ?4) AND transition_key IS NOT COALESCE(?6, '')
+RETURNING sequence
+"""
+
+# Decides nothing: guarded by the audit row just written. Every transition clears the proof run.
+_TRANSITION = f"""
+UPDATE fencepost_fence SET state = ?1, revision = revision + 1, proof_key = ?2,
+  proof_run_id = NULL, transition_key = ?3, transition_receipt = ?4,
+  updated_at_ms = {audit.LAST_AT_MS}
+WHERE {audit.last_is("?5")}
+"""
+
+
+async def transition(
+    db: Database, principal: Principal, command: Transition, now_ms: int | None = None
+) -> tuple[Moved, Fence]:
+    """Move the fence, if it is where the command expects it; any pair of states is legal.
+
+    A retry with the same key converges on the same answer, while no other command with a key
+    has moved the fence since. One round trip; the first transition of all creates the tables.
+    Raises FenceUnreadable for a state that this build does not know.
+    """
+    statements = _transition_statements(principal, command, now_ms)
+    try:
+        results = await db.batch(statements)
+    except errors.MissingTable:
+        gate = await read(db)
+        if gate.state is not command.expected or command.revision not in (None, gate.revision):
+            return Moved.CONFLICT, gate
+        await schema.ensure(db)
+        results = await db.batch(statements)
+    gate = Fence.from_rows(results[-1].rows)
+    if results[1].rows:
+        return Moved.MOVED, gate
+    if command.key is None or gate.transition_key != command.key:
+        return Moved.CONFLICT, gate
+    same = gate.transition_receipt == command.receipt
+    return (Moved.MOVED if same else Moved.KEY_REUSED), gate
+
+
+def _transition_statements(
+    principal: Principal, command: Transition, now_ms: int | None
+) -> list[Statement]:
+    token, expected = mint_token(), command.expected
+    who, move = tuple(principal), (expected, command.revision, command.next, command.key)
+    receipt = (command.key, command.receipt, token)
+    return [
+        Statement(_MATERIALISE, (expected, command.revision, now_ms)),
+        Statement(_AUDIT_TRANSITION, (*who, *move, token, now_ms)),
+        Statement(_TRANSITION, (command.next, command.proof_key, *receipt)),
+        read_statement(),
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import fencepost
@@ -56,12 +55,7 @@ async def post_release(request: Request) -> Reply:
     outcome, held, run = await release.release(request.db, key, viewer, owner)
     if outcome is not Outcome.RELEASED:
         raise answers.loss(outcome, run)
-    shape = {
-        "outcome": outcome,
-        "reservation": shapes.reservation_json(held),
-        "run": run and shapes.run_json(run),
-    }
-    return Reply(200, shape, run_id=held.run_id)
+    return answers.settled_reply(outcome, held, run)
 
 
 # --- Runs --------------------------------------------------------------------------------
@@ -75,7 +69,7 @@ async def get_run(request: Request) -> Reply:
 
 async def list_runs(request: Request) -> Reply:
     query = request.query
-    limit = wire.query_integer(query, "limit", limits.PAGE_ITEMS_DEFAULT, 1, limits.PAGE_ITEMS_MAX)
+    limit = wire.page_limit(query)
     status = query.get("status")
     if status is not None and status not in frozenset(RunStatus):
         raise errors.InvalidRequest(f"Query parameter status is one of {', '.join(RunStatus)}.")
@@ -84,9 +78,9 @@ async def list_runs(request: Request) -> Reply:
         request.db, request.viewer, RunStatus(status) if status else None, after, limit
     )
     last = runs[-1] if len(runs) == limit else None
-    position = last and json.dumps([*last.principal, last.run_id], separators=(",", ":"))
+    position = None if last is None else (*last.principal, last.run_id)
     items = [shapes.run_json(run, content=False) for run in runs]
-    return Reply(200, {"items": items, "cursor": position})
+    return Reply(200, {"items": items, "cursor": wire.cursor_text(position)})
 
 
 async def post_own(request: Request) -> Reply:
@@ -127,15 +121,6 @@ async def post_transition(request: Request) -> Reply:
 
 
 # --- The deployment ----------------------------------------------------------------------
-
-
-async def get_fence(request: Request) -> Reply:
-    gate = await fence.read(request.db)
-    shape: dict[str, Any] = {"state": gate.state, "revision": gate.revision}
-    if "operate" in request.scopes:
-        shape["proof_key"] = gate.proof_key
-    shape |= {"proof_run_id": gate.proof_run_id, "updated_at_ms": gate.updated_at_ms}
-    return Reply(200, shape)
 
 
 async def get_health(request: Request) -> Reply:

@@ -43,6 +43,18 @@ PAGE_ITEMS_DEFAULT = 100
 PAGE_ITEMS_MAX = 200
 CURSOR_CHARS_MAX = 1024
 
+# Retention (contracts 1.6): a month to look at what ran, a year in which a key stays spent.
+RUN_RETENTION_DAYS_DEFAULT = 30
+KEY_RETENTION_DAYS_DEFAULT = 365
+RETENTION_DAYS_MAX = 36_500
+# Rows purged in one transaction, which must end well before D1's 30 s.
+PURGE_CHUNK_ROWS = 100
+PURGE_ROWS_DEFAULT = 1_000
+PURGE_ROWS_MAX = 10_000
+
+# An operator's note (UTF-16 units do not matter here: it is for people).
+NOTE_CHARS_MAX = 1_000
+
 # How often a write that lost a race for the head of a history, or for a reservation,
 # reads again and retries before it tells the caller (design 8).
 RACE_ATTEMPTS_MAX = 3

@@ -107,6 +107,22 @@ PROBLEMS = {
     "HEAD_CHANGED": Problem(
         409, "The verb lost", _NEVER, "The run's history does not end where the request expects."
     ),
+    "ATTEMPT_CHANGED": Problem(
+        409,
+        "The verb lost",
+        _NEVER,
+        "The start is not, or no longer, open in this attempt: somebody else settled it first.",
+    ),
+    # The fence; nothing was written.
+    "FENCE_CAS_CONFLICT": Problem(
+        409,
+        "The fence is not where the command expects it",
+        _NEVER,
+        "Another command moved it; its present state and revision are in the answer.",
+    ),
+    "IDEMPOTENCY_KEY_REUSED": Problem(
+        422, "The key names another command", _NEW, "The last transition had this key."
+    ),
     # Not now.
     "EXECUTION_FENCED": Problem(
         503,

@@ -33,10 +33,10 @@ async def find(db: Database, key: str, viewer: Principal | None) -> tuple[Reserv
         results = await db.read([reservation.read_statement(key), snapshot.read_by_key(key)])
     except errors.MissingTable:
         raise _not_found() from None
-    return _found(results, viewer)
+    return found_start(results, viewer)
 
 
-def _found(results: list[Result], viewer: Principal | None) -> tuple[Reservation, Run | None]:
+def found_start(results: list[Result], viewer: Principal | None) -> tuple[Reservation, Run | None]:
     held_rows, run_rows = results[0].rows, results[1].rows
     if not held_rows:
         raise _not_found()
@@ -70,7 +70,7 @@ async def release(
         assert run is not None
         results = await db.batch(_statements(held, run, owner, now_ms))
         if results[0].rows:
-            held, run = _found(results[-2:], viewer)
+            held, run = found_start(results[-2:], viewer)
             return Outcome.RELEASED, held, run
     return Outcome.SNAPSHOT_CHANGED, held, run
 

@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-from fencepost import auth, errors, handlers, limits
+from fencepost import administration, auth, errors, handlers, limits, retention, wire
 from fencepost.d1 import Database
 from fencepost.exchange import Reply, Request
+from fencepost.identifiers import Principal, is_identifier
+from fencepost.problems import PROBLEMS
 
 Handler = Callable[[Request], Awaitable[Reply]]
 
@@ -33,12 +35,18 @@ ROUTES = (
     Route("POST", "/v1/starts", ("start",), handlers.post_start),
     Route("GET", "/v1/starts/{key}", ("start",), handlers.get_start),
     Route("POST", "/v1/starts/{key}/release", ("start",), handlers.post_release),
+    Route("POST", "/v1/starts/{key}/resolve", ("operate",), administration.post_resolve),
     Route("GET", "/v1/runs", ("read",), handlers.list_runs),
     Route("GET", "/v1/runs/{run_id}", ("read",), handlers.get_run),
     Route("POST", "/v1/runs/{run_id}/own", ("work",), handlers.post_own),
     Route("POST", "/v1/runs/{run_id}/heartbeat", ("work",), handlers.post_heartbeat),
     Route("POST", "/v1/runs/{run_id}/transition", ("work",), handlers.post_transition),
-    Route("GET", "/v1/fence", ("read",), handlers.get_fence),
+    Route("GET", "/v1/fence", ("read",), administration.get_fence),
+    Route("POST", "/v1/fence/transitions", ("operate",), administration.post_fence_transition),
+    Route("GET", "/v1/inventory", ("operate",), administration.get_inventory),
+    Route("GET", "/v1/inventory/{category}", ("operate",), administration.get_inventory_category),
+    Route("POST", "/v1/retention/purge", ("operate",), administration.post_purge),
+    Route("GET", "/v1/audit", ("operate",), administration.list_audit),
     Route("GET", "/v1/health", (), handlers.get_health),
     Route("GET", "/docs/errors", (), handlers.get_error_docs),
 )
@@ -62,6 +70,7 @@ def find_route(request: Request) -> Route:
         raise errors.InvalidRequest(
             f"This path takes {', '.join(sorted(set(allowed)))}.",
             code="METHOD_NOT_ALLOWED",
+            allow=sorted(set(allowed)),
         )
     raise errors.NotFound("There is no such path.")
 
@@ -78,6 +87,17 @@ def _match(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
     return params
 
 
+# What a path names that no identifier can name is simply not there.
+_ABSENT = {"run_id": "RUN_NOT_FOUND", "key": "START_NOT_FOUND"}
+
+
+def _check_params(params: dict[str, str]) -> None:
+    for name, value in params.items():
+        if not is_identifier(value):
+            code = _ABSENT.get(name, "NOT_FOUND")
+            raise errors.NotFound(f"{PROBLEMS[code].title}.", code=code)
+
+
 async def answer(request: Request) -> tuple[Reply, str | None]:
     """The reply to a request, and the pattern of its route. Never raises an Exception."""
     pattern = None
@@ -86,6 +106,7 @@ async def answer(request: Request) -> tuple[Reply, str | None]:
         pattern = route.pattern
         if route.scopes:
             auth.admit(request, route.scopes)
+        _check_params(request.params)
         return await route.handler(request), pattern
     except errors.FencepostError as error:
         if isinstance(error, errors.StorageError):
@@ -111,6 +132,8 @@ def problem_reply(error: errors.FencepostError) -> Reply:
     headers, run_id = {}, error.members.get("run_id")
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
+    if "allow" in error.members:
+        headers["Allow"] = ", ".join(error.members["allow"])
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Reply(problem.status, body, headers, "application/problem+json", error.code, run_id)
@@ -146,6 +169,16 @@ async def serve(js_request: Any, env: Any) -> Any:
     return _send(reply, request.db)
 
 
+async def purge(env: Any) -> None:
+    """What the cron trigger does: one purge, as the principal system:cron, and a log line."""
+    from workers import python_to_rpc
+
+    db = Database(python_to_rpc(env.DB))
+    kept = wire.retention(lambda name: getattr(env, name, None))
+    purged = await retention.purge(db, Principal("system", "cron"), kept, limits.PURGE_ROWS_DEFAULT)
+    _log(json.dumps({"cron": "purge", **purged._asdict(), "d1_round_trips": db.round_trips}))
+
+
 def _receive(js_request: Any, env: Any) -> Request:
     from js import JSON, Object
     from workers import python_to_rpc
@@ -165,7 +198,7 @@ def _receive(js_request: Any, env: Any) -> Request:
         headers=headers,
         read_body=read_body,
         db=Database(python_to_rpc(env.DB)),
-        tokens=getattr(env, "FENCEPOST_TOKENS", None),
+        setting=lambda name: getattr(env, name, None),
     )
 
 

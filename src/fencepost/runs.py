@@ -33,6 +33,7 @@ class Outcome(StrEnum):
     RENEWED = "renewed"
     TRANSITIONED = "transitioned"
     RELEASED = "released"
+    RESOLVED = "resolved"
 
     ALREADY_CLAIMED = "already_claimed"
     HEARTBEAT_FRESH = "heartbeat_fresh"
@@ -41,9 +42,18 @@ class Outcome(StrEnum):
     FENCE_LOST = "fence_lost"
     GUARD_FAILED = "guard_failed"
     HEAD_CHANGED = "head_changed"
+    ATTEMPT_CHANGED = "attempt_changed"
 
 
-WINNERS = frozenset({Outcome.OWNED, Outcome.RENEWED, Outcome.TRANSITIONED, Outcome.RELEASED})
+WINNERS = frozenset(
+    {
+        Outcome.OWNED,
+        Outcome.RENEWED,
+        Outcome.TRANSITIONED,
+        Outcome.RELEASED,
+        Outcome.RESOLVED,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

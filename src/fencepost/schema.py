@@ -19,9 +19,13 @@ CREATE TABLE IF NOT EXISTS fencepost_fence (
   revision INTEGER NOT NULL DEFAULT 0 CHECK (revision BETWEEN 0 AND 9007199254740991),
   proof_key TEXT,
   proof_run_id TEXT,
+  -- The last transition that came with an Idempotency-Key, so that its retry converges.
+  transition_key TEXT,
+  transition_receipt TEXT CHECK (length(transition_receipt) <= 512),
   updated_at_ms INTEGER NOT NULL,
   CHECK ((state = 'proof-only') = (proof_key IS NOT NULL)),
-  CHECK (proof_run_id IS NULL OR proof_key IS NOT NULL)
+  CHECK (proof_run_id IS NULL OR proof_key IS NOT NULL),
+  CHECK ((transition_key IS NULL) = (transition_receipt IS NULL))
 ) STRICT, WITHOUT ROWID
 """
 
@@ -51,7 +55,7 @@ CREATE TABLE IF NOT EXISTS fencepost_reservations (
 """
 
 # The drain inventory and settling look at unsettled reservations only; once settled, a
-# reservation moves to the index that looks it up by run.
+# reservation moves to the indexes that look it up by run, and by age for the purge.
 _RESERVATIONS_UNSETTLED = """
 CREATE INDEX IF NOT EXISTS fencepost_reservations_unsettled
 ON fencepost_reservations (run_id) WHERE state <> 'terminal'
@@ -59,6 +63,10 @@ ON fencepost_reservations (run_id) WHERE state <> 'terminal'
 _RESERVATIONS_TERMINAL = """
 CREATE INDEX IF NOT EXISTS fencepost_reservations_terminal
 ON fencepost_reservations (run_id) WHERE state = 'terminal'
+"""
+_RESERVATIONS_BY_AGE = """
+CREATE INDEX IF NOT EXISTS fencepost_reservations_by_age
+ON fencepost_reservations (updated_at_ms) WHERE state = 'terminal'
 """
 
 _RUNS = """
@@ -127,6 +135,10 @@ _RUNS_BY_LINEAGE = """
 CREATE INDEX IF NOT EXISTS fencepost_runs_by_lineage
 ON fencepost_runs (lineage_id, lineage_round, run_id) WHERE lineage_id IS NOT NULL
 """
+_RUNS_BY_AGE = """
+CREATE INDEX IF NOT EXISTS fencepost_runs_by_age
+ON fencepost_runs (finished_at_ms) WHERE finished_at_ms IS NOT NULL
+"""
 
 # Apart from the run, so that a heartbeat never rewrites a megabyte.
 _SNAPSHOTS = """
@@ -167,6 +179,24 @@ CREATE TABLE IF NOT EXISTS fencepost_ownership (
 ) STRICT, WITHOUT ROWID
 """
 
+# What operators did: who, when, what and why. Written in the batch of the deed; never purged.
+_AUDIT = """
+CREATE TABLE IF NOT EXISTS fencepost_audit (
+  sequence INTEGER PRIMARY KEY,
+  action TEXT NOT NULL CHECK (
+    action IN ('fence-transition', 'resolve', 'purge', 'cancel', 'lineage-cancel')),
+  principal_kind TEXT NOT NULL CHECK (principal_kind IN ('human', 'service', 'agent', 'system')),
+  principal_id TEXT NOT NULL,
+  -- The fence, a key, a run: what it was done to.
+  subject TEXT NOT NULL,
+  note TEXT,
+  before TEXT CHECK (json_valid(before)),
+  after TEXT CHECK (json_valid(after)),
+  write_token TEXT NOT NULL,
+  at_ms INTEGER NOT NULL
+) STRICT
+"""
+
 TABLES = (
     "fencepost_fence",
     "fencepost_reservations",
@@ -174,6 +204,7 @@ TABLES = (
     "fencepost_snapshots",
     "fencepost_events",
     "fencepost_ownership",
+    "fencepost_audit",
 )
 
 STATEMENTS = tuple(
@@ -183,13 +214,16 @@ STATEMENTS = tuple(
         _RESERVATIONS,
         _RESERVATIONS_UNSETTLED,
         _RESERVATIONS_TERMINAL,
+        _RESERVATIONS_BY_AGE,
         _RUNS,
         _RUNS_BY_PRINCIPAL,
         _RUNS_BY_STATUS,
         _RUNS_BY_LINEAGE,
+        _RUNS_BY_AGE,
         _SNAPSHOTS,
         _EVENTS,
         _OWNERSHIP,
+        _AUDIT,
     )
 )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from fencepost.audit import Entry
+from fencepost.fence import Fence
 from fencepost.reservation import Reservation
 from fencepost.runs import Owner, Run
 
@@ -56,4 +58,25 @@ def reservation_json(held: Reservation) -> Json:
         "outcome": held.outcome,
         "created_at_ms": held.created_at_ms,
         "updated_at_ms": held.updated_at_ms,
+    }
+
+
+def fence_json(gate: Fence, *, secrets: bool) -> Json:
+    """The fence; its proof key is a `secret` that only operators see."""
+    shape: Json = {"state": gate.state, "revision": gate.revision}
+    if secrets:
+        shape["proof_key"] = gate.proof_key
+    return {**shape, "proof_run_id": gate.proof_run_id, "updated_at_ms": gate.updated_at_ms}
+
+
+def audit_json(entry: Entry) -> Json:
+    kind, id = entry.principal
+    return {
+        "action": entry.action,
+        "principal": {"kind": kind, "id": id},
+        "subject": entry.subject,
+        "note": entry.note,
+        "before": entry.before,
+        "after": entry.after,
+        "at_ms": entry.at_ms,
     }

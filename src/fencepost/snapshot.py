@@ -7,7 +7,6 @@ one along its life is `transition`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 from fencepost import errors, fence, limits
 from fencepost.d1 import NOW_MS, Database, Result, Statement
@@ -70,23 +69,29 @@ def not_found() -> errors.NotFound:
 
 async def wait_for_end(db: Database, run_id: str, viewer: Principal | None, wait_s: float) -> Run:
     """The run once it ended, or as it is after `wait_s` seconds."""
+    patience = Patience(wait_s)
     run = await read(db, run_id, viewer)
-    async for _ in pauses(wait_s):
-        if run.ended:
-            break
+    while not run.ended and await patience.pause():
         run = await read(db, run_id, viewer)
     return run
 
 
-async def pauses(total_s: float) -> AsyncIterator[None]:
+class Patience:
     """Ever longer pauses (limits.WAIT_PAUSES_S) that add up to `total_s` seconds."""
-    step = 0
-    while total_s > 0:
-        pause_s = min(limits.WAIT_PAUSES_S[min(step, len(limits.WAIT_PAUSES_S) - 1)], total_s)
-        await asyncio.sleep(pause_s)
-        total_s -= pause_s
-        step += 1
-        yield
+
+    def __init__(self, total_s: float) -> None:
+        self._left_s = total_s
+        self._pauses_s = iter(limits.WAIT_PAUSES_S)
+        self._pause_s = 0.0
+
+    async def pause(self) -> bool:
+        """Sleep a little; False, at once, when patience has run out."""
+        if self._left_s <= 0:
+            return False
+        self._pause_s = next(self._pauses_s, self._pause_s)
+        await asyncio.sleep(min(self._pause_s, self._left_s))
+        self._left_s -= self._pause_s
+        return True
 
 
 _PAGE = f"""

@@ -179,14 +179,12 @@ async def start(
     """
     intent = Intent(start.key, start.principal, start.target, start.fingerprint, mint_run_id())
     decision, seen = await _start(db, start, intent, now_ms)
-    async for _ in snapshot.pauses(wait_s):
-        if decision is Decision.PENDING:
-            seen = _seen(await db.read(_read_statements(start.key)), created=False)
-            decision = decide(start, intent, seen)
-        if decision is Decision.RESERVED:
+    patience = snapshot.Patience(wait_s)
+    while decision is Decision.PENDING and await patience.pause():
+        seen = _seen(await db.read(_read_statements(start.key)), created=False)
+        decision = decide(start, intent, seen)
+        if decision is Decision.RESERVED or seen.reservation is None:
             decision, seen = await _start(db, start, intent, now_ms)
-        if decision is not Decision.PENDING:
-            break
     return decision, seen
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from fencepost import limits
 
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Every string, also one that never ends: this always matches, so it never goes back.
+_STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*\\?(?:"|\Z)', re.DOTALL)
+_EMPTY = re.compile(r"\[\s*\]|\{\s*\}")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
 
 
@@ -49,18 +51,18 @@ def _check_shape(text: str) -> None:
     opened = text.count("[") + text.count("{")
     if opened + text.count(",") < limits.JSON_VALUES_MAX and opened <= limits.JSON_DEPTH_MAX:
         return
-    depth = values = 0
-    for character in _STRINGS.sub("", text):
+    bare = _STRINGS.sub("0", text)
+    depth = 0
+    for character in bare:
         if character in "[{":
             depth += 1
-            values += 1
             if depth > limits.JSON_DEPTH_MAX:
                 raise ValueError(f"The body nests deeper than {limits.JSON_DEPTH_MAX} levels.")
         elif character in "]}":
             depth -= 1
-        elif character == ",":
-            values += 1
-    if values >= limits.JSON_VALUES_MAX:
+    # The root, one more for each comma, and one for each container that is not empty.
+    filled = bare.count("[") + bare.count("{") - len(_EMPTY.findall(bare))
+    if 1 + bare.count(",") + filled > limits.JSON_VALUES_MAX:
         raise ValueError(f"The body holds more than {limits.JSON_VALUES_MAX} values.")
 
 

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from fencepost import errors, limits
+from fencepost import errors, fence, limits
 from fencepost.body import (
     Body,
     anything,
     hash_text,
     identifier,
     integer,
+    note,
     one_of,
     owner_field,
     stored_json,
 )
 from fencepost.decision import Start, fingerprint
-from fencepost.identifiers import Principal, Target, TargetKind, is_identifier, mint_token
+from fencepost.fence import FenceState
+from fencepost.identifiers import (
+    Principal,
+    Target,
+    TargetKind,
+    is_identifier,
+    is_well_formed,
+    mint_token,
+)
 from fencepost.journal import Head
 from fencepost.ownership import EVIDENCE_KINDS, Evidence
+from fencepost.resolve import Resolution, Verdict
+from fencepost.retention import Retention
 from fencepost.runs import TERMINAL, Lineage, Owner, RunStatus
 from fencepost.transition import Transition
 
@@ -39,7 +50,7 @@ def idempotency_key(header: str | None) -> str:
             "Send an Idempotency-Key header that names this one start. Nothing was written.",
             code="IDEMPOTENCY_KEY_MISSING",
         )
-    key = _structured_string(header) if header.startswith('"') else header.strip()
+    key = _structured_string(header) if header.startswith('"') else header.strip(" \t")
     if key is None or not is_identifier(key):
         raise errors.IdempotencyKeyError(
             "An Idempotency-Key is one key of 1–200 characters of A–Z a–z 0–9 . _ ~ -, bare or "
@@ -78,6 +89,16 @@ def query_integer(query: Mapping[str, str], name: str, default: int, low: int, h
     return min(int(text), high)
 
 
+def page_limit(query: Mapping[str, str]) -> int:
+    """How many items a page may hold."""
+    return query_integer(query, "limit", limits.PAGE_ITEMS_DEFAULT, 1, limits.PAGE_ITEMS_MAX)
+
+
+def cursor_text(keys: tuple[str, ...] | None) -> str | None:
+    """The text that `cursor` reads."""
+    return None if keys is None else json.dumps(keys, separators=(",", ":"))
+
+
 def cursor(text: str | None, arity: int) -> tuple[str, ...] | None:
     """The position a list goes on from: a JSON array of strings (contracts 1.5)."""
     if not text:
@@ -89,7 +110,7 @@ def cursor(text: str | None, arity: int) -> tuple[str, ...] | None:
     if (
         not isinstance(keys, list)
         or len(keys) != arity
-        or not all(isinstance(key, str) and "\0" not in key for key in keys)
+        or not all(isinstance(key, str) and "\0" not in key and is_well_formed(key) for key in keys)
     ):
         raise errors.InvalidRequest("Query parameter cursor is not one that a list gave out.")
     return tuple(keys)
@@ -132,7 +153,7 @@ def lineage(value: Any, name: str) -> Lineage:
 def head(value: Any, name: str) -> Head:
     body = Body(value, repr(name))
     result = Head(
-        body.take("sequence", integer(1, limits.INTEGER_MAX)), body.take("hash", hash_text)
+        body.take("sequence", integer(1, limits.INTEGER_MAX - 1)), body.take("hash", hash_text)
     )
     body.done()
     return result
@@ -185,6 +206,56 @@ def transition(body: Body) -> Transition:
     if result.result_json is not None and result.to not in TERMINAL:
         raise errors.InvalidRequest("A 'result' belongs to completed, failed or cancelled.")
     return result
+
+
+def fence_transition(key: str | None, body: Body) -> fence.Transition:
+    """The body of POST /v1/fence/transitions."""
+    state = one_of(*FenceState)
+    result = fence.Transition(
+        expected=FenceState(body.take("expected", state)),
+        next=FenceState(body.take("next", state)),
+        revision=body.take("revision", integer(0, limits.INTEGER_MAX), None),
+        proof_key=body.take("proof_key", identifier, None),
+        key=key,
+    )
+    body.done()
+    if (result.next is FenceState.PROOF_ONLY) != (result.proof_key is not None):
+        raise errors.InvalidRequest("A 'proof_key' belongs to 'next' = 'proof-only' alone.")
+    return result
+
+
+def resolution(body: Body) -> Resolution:
+    """The body of POST /v1/starts/{key}/resolve."""
+    result = Resolution(
+        decision=Verdict(body.take("decision", one_of(*Verdict))),
+        attempt=body.take("attempt", integer(1, limits.INTEGER_MAX)),
+        note=body.take("note", note),
+        result_json=body.take("result", stored_json(limits.RESULT_BYTES_MAX), None),
+    )
+    body.done()
+    if result.result_json is not None and result.decision is not Verdict.EXECUTED:
+        raise errors.InvalidRequest("A 'result' belongs to the decision 'executed'.")
+    return result
+
+
+def retention(setting: Callable[[str], str | None]) -> Retention:
+    """FENCEPOST_RUN_RETENTION_DAYS and FENCEPOST_KEY_RETENTION_DAYS, whole days from 1 on.
+
+    A setting that is no such number stops the purge (ValueError): better nothing is deleted.
+    """
+    return Retention(
+        _days(setting, "FENCEPOST_RUN_RETENTION_DAYS", limits.RUN_RETENTION_DAYS_DEFAULT),
+        _days(setting, "FENCEPOST_KEY_RETENTION_DAYS", limits.KEY_RETENTION_DAYS_DEFAULT),
+    )
+
+
+def _days(setting: Callable[[str], str | None], name: str, default: int) -> int:
+    text = setting(name)
+    if text is None:
+        return default
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= limits.RETENTION_DAYS_MAX:
+        raise ValueError(f"{name} is not a number of days from 1 to {limits.RETENTION_DAYS_MAX}")
+    return int(text)
 
 
 def _guard(value: Any, name: str) -> Any:

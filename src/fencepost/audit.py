@@ -1,0 +1,72 @@
+"""The audit: what operators did, written in the batch of the deed itself.
+
+An audit row is the first row of its batch. It is inserted only if the deed is admitted, and the
+deed is guarded by it: `last_is` holds exactly for the batch that wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from fencepost import errors
+from fencepost.d1 import Database, Row, Statement
+from fencepost.identifiers import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of fencepost_audit. `before` and `after` are JSON values, or None."""
+
+    sequence: int
+    action: str
+    principal: Principal
+    subject: str
+    note: str | None
+    before: Any
+    after: Any
+    at_ms: int
+
+    @classmethod
+    def from_row(cls, row: Row) -> Entry:
+        return cls(
+            row["sequence"],
+            row["action"],
+            Principal(row["principal_kind"], row["principal_id"]),
+            row["subject"],
+            row["note"],
+            None if row["before"] is None else json.loads(row["before"]),
+            None if row["after"] is None else json.loads(row["after"]),
+            row["at_ms"],
+        )
+
+
+INTO = (
+    "INTO fencepost_audit (action, principal_kind, principal_id, subject, note, before,"
+    " after, write_token, at_ms)"
+)
+
+
+_LAST = "sequence = (SELECT MAX(sequence) FROM fencepost_audit)"
+
+
+def last_is(token: str) -> str:
+    """SQL that holds if the batch named by the SQL expression `token` wrote the last row."""
+    return f"(SELECT write_token FROM fencepost_audit WHERE {_LAST}) = {token}"
+
+
+# When the last row was written: the time of the whole batch.
+LAST_AT_MS = f"(SELECT at_ms FROM fencepost_audit WHERE {_LAST})"
+
+
+_PAGE = "SELECT * FROM fencepost_audit WHERE sequence > ?1 ORDER BY sequence LIMIT ?2"
+
+
+async def page(db: Database, after: int, limit: int) -> list[Entry]:
+    """Entries in the order in which they happened, from after sequence `after` on."""
+    try:
+        [result] = await db.read([Statement(_PAGE, (after, limit))])
+    except errors.MissingTable:
+        return []
+    return [Entry.from_row(row) for row in result.rows]

@@ -1,0 +1,119 @@
+"""What a deployment still owes: the work that a drain must wait for (contracts 1.5).
+
+Pure SELECTs, through a `Reader` that cannot write. Pages are keyset pages in the order of an
+index: rows that come or go move no other row. A row that breaks a rule counts as work and is
+named, so that it cannot hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fencepost import errors, shapes
+from fencepost.d1 import NOW_MS, Reader, Row, Statement
+from fencepost.reservation import Reservation
+from fencepost.runs import Run
+
+# Tables that hold no work of their own, and why; the census test knows every table.
+EXCUSED = {
+    "fencepost_fence": "the switch itself",
+    "fencepost_snapshots": "content of runs",
+    "fencepost_events": "history of runs",
+    "fencepost_ownership": "history of runs",
+    "fencepost_audit": "history of the deployment",
+}
+
+# Statuses of runs that have not ended; the index is in this order.
+_COUNT_RUNS = "SELECT COUNT(*) AS n FROM fencepost_runs WHERE status >= 'pending'"
+_PAGE_RUNS = f"""
+SELECT *, {NOW_MS} AS now_ms FROM fencepost_runs
+WHERE status >= 'pending' AND (status, principal_kind, principal_id, run_id) > (?1, ?2, ?3, ?4)
+ORDER BY status, principal_kind, principal_id, run_id LIMIT ?5
+"""
+
+_COUNT_RESERVATIONS = "SELECT COUNT(*) AS n FROM fencepost_reservations WHERE state <> 'terminal'"
+_PAGE_RESERVATIONS = """
+SELECT * FROM fencepost_reservations
+WHERE state <> 'terminal' AND (run_id, key) > (?1, ?2) ORDER BY run_id, key LIMIT ?3
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """One kind of work. `keys` are the columns of its cursor, in the order of its index."""
+
+    name: str
+    table: str
+    keys: tuple[str, ...]
+    count_sql: str
+    page_sql: str
+    shape: Callable[[Row], Any]
+    kind: str = "work"
+
+
+CATEGORIES = {
+    category.name: category
+    for category in (
+        Category(
+            "runs",
+            "fencepost_runs",
+            ("status", "principal_kind", "principal_id", "run_id"),
+            _COUNT_RUNS,
+            _PAGE_RUNS,
+            lambda row: shapes.run_json(Run.from_row(row), content=False),
+        ),
+        Category(
+            "start-reservations",
+            "fencepost_reservations",
+            ("run_id", "key"),
+            _COUNT_RESERVATIONS,
+            _PAGE_RESERVATIONS,
+            lambda row: shapes.reservation_json(Reservation.from_row(row)),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`count` only on the first page; `cursor` only when the page filled."""
+
+    items: list[Any]
+    cursor: tuple[str, ...] | None
+    count: int | None
+
+
+async def page(
+    reader: Reader, category: Category, after: tuple[str, ...] | None, limit: int
+) -> Page:
+    """A page of one category; an absent table is an empty page without a count."""
+    first = after is None
+    statements = [Statement(category.page_sql, (*(after or ("",) * len(category.keys)), limit))]
+    if first:
+        statements.append(Statement(category.count_sql))
+    try:
+        results = await reader.read(statements)
+    except errors.MissingTable:
+        return Page([], None, None)
+    rows = results[0].rows
+    cursor = tuple(str(rows[-1][key]) for key in category.keys) if len(rows) == limit else None
+    count = results[1].rows[0]["n"] if first else None
+    return Page([_item(category, row) for row in rows], cursor, count)
+
+
+def _item(category: Category, row: Row) -> Any:
+    try:
+        return category.shape(row)
+    except errors.RowCorrupt as broken:
+        return {category.keys[-1]: row[category.keys[-1]], "corrupt": broken.members["rule"]}
+
+
+async def counts(reader: Reader) -> dict[str, int]:
+    """How much work each category holds, from one transaction; absent tables hold none."""
+    try:
+        results = await reader.read([Statement(c.count_sql) for c in CATEGORIES.values()])
+    except errors.MissingTable:
+        return {name: (await page(reader, c, None, 1)).count or 0 for name, c in CATEGORIES.items()}
+    return {name: result.rows[0]["n"] for name, result in zip(CATEGORIES, results, strict=True)}

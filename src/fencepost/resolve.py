@@ -1,0 +1,170 @@
+"""Resolving a start that was abandoned: an operator says whether it executed.
+
+Only for a start whose run is running under a lease that has ended, or was never owned. The
+operator answers for the truth of it; who, when, what and why go into the audit in the same
+batch. Afterwards the key replays, or starts again as the next attempt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fencepost import audit, journal, limits, reservation, snapshot
+from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost.identifiers import Principal, mint_token
+from fencepost.release import find, found_start
+from fencepost.reservation import Reservation, ReservationState
+from fencepost.runs import Outcome, Run, RunStatus
+
+
+class Verdict(StrEnum):
+    EXECUTED = "executed"
+    NOT_EXECUTED = "not_executed"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What the operator says. `result_json` belongs to `executed`."""
+
+    decision: Verdict
+    attempt: int
+    note: str
+    result_json: str | None = None
+
+    @property
+    def outcome(self) -> str | None:
+        return str(self.decision) if self.decision is Verdict.EXECUTED else None
+
+
+# Decides: the reservation is started, in this attempt, and its run is abandoned (no run, never
+# owned, or running under a lease that has ended) with its history where it was read.
+_AUDIT_RESOLVE = f"""
+INSERT {audit.INTO}
+SELECT 'resolve', ?1, ?2, held.key, ?3,
+  json_object('state', held.state, 'attempt', held.attempt, 'run_id', held.run_id,
+    'status', run.status, 'generation', run.generation),
+  json_object('decision', ?4), ?5,
+  MAX(COALESCE(?6, {NOW_MS}), held.updated_at_ms + 1, COALESCE(run.updated_at_ms, 0))
+FROM fencepost_reservations AS held LEFT JOIN fencepost_runs AS run USING (run_id)
+WHERE held.key = ?7 AND held.state = 'started' AND held.attempt = ?8
+  AND (run.status IS NULL OR run.status = 'pending'
+    OR (run.status = 'running' AND run.lease_expires_at_ms < COALESCE(?6, {NOW_MS})))
+  AND run.head_sequence IS ?9 AND run.head_hash IS ?10
+RETURNING sequence
+"""
+
+# The rest decides nothing: guarded by the audit row.
+_RESOLVE_RESERVATION = f"""
+UPDATE fencepost_reservations SET
+  state = CASE WHEN ?2 IS NULL THEN 'reserved' ELSE 'terminal' END,
+  claim_nonce = CASE WHEN ?2 IS NULL THEN NULL ELSE claim_nonce END,
+  attempt = CASE WHEN ?2 IS NULL THEN attempt + 1 ELSE attempt END,
+  outcome = ?2, updated_at_ms = {audit.LAST_AT_MS}
+WHERE key = ?1 AND {audit.last_is("?3")}
+"""
+
+# Other keys of the same run are settled with it.
+_SETTLE_OTHERS = f"""
+UPDATE fencepost_reservations SET state = 'terminal', outcome = ?3,
+  updated_at_ms = MAX(updated_at_ms, {audit.LAST_AT_MS})
+WHERE run_id = ?2 AND key <> ?1 AND state <> 'terminal' AND ?3 IS NOT NULL
+  AND {audit.last_is("?4")}
+"""
+
+# Names the owner whose lease ended; nothing if the run was never owned.
+_EXPIRED = f"""
+INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
+  generation, granted_at_ms, write_token, at_ms)
+SELECT run_id,
+  1 + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = ?1), 0),
+  'expired', owner_host_id, owner_pid, owner_nonce, generation, NULL, ?2, {audit.LAST_AT_MS}
+FROM fencepost_runs
+WHERE run_id = ?1 AND owner_host_id IS NOT NULL AND {audit.last_is("?2")}
+"""
+
+_RESOLVE_RUN = f"""
+UPDATE fencepost_runs SET
+  status = CASE WHEN ?5 IS NULL THEN 'pending' ELSE 'completed' END,
+  owner_host_id = NULL, owner_pid = NULL, owner_nonce = NULL,
+  heartbeat_at_ms = NULL, lease_expires_at_ms = NULL,
+  claim_host_id = NULL, claim_pid = NULL, claim_nonce = NULL, claimed_at_ms = NULL,
+  finished_at_ms = CASE WHEN ?5 IS NOT NULL THEN {audit.LAST_AT_MS} END,
+  head_sequence = ?3, head_hash = ?4, write_token = ?2, updated_at_ms = {audit.LAST_AT_MS}
+WHERE run_id = ?1 AND {audit.last_is("?2")}
+"""
+
+_RESOLVE_RESULT = f"""
+UPDATE fencepost_snapshots SET result = ?3 WHERE run_id = ?1 AND {audit.last_is("?2")}
+"""
+
+
+async def resolve(
+    db: Database,
+    key: str,
+    operator: Principal,
+    resolution: Resolution,
+    now_ms: int | None = None,
+) -> tuple[Outcome, Reservation, Run | None]:
+    """Settle what happened to an abandoned start. Two round trips; the fence does not gate it.
+
+    `executed`: the reservation is terminal and the run completed, with the result if given.
+    `not_executed`: reserved again, attempt + 1, the run pending. Losses, in order:
+    attempt_changed (another operator, or the owner, was first), heartbeat_fresh (the owner is
+    alive), snapshot_changed. Raises NotFound.
+    """
+    for _ in range(limits.RACE_ATTEMPTS_MAX):
+        held, run = await find(db, key, None)
+        results = await db.batch(_statements(held, run, operator, resolution, now_ms))
+        won = bool(results[0].rows)
+        before, (held, run) = run, found_start(results[-2:], None)
+        if won:
+            return Outcome.RESOLVED, held, run
+        if run == before or run is None or before is None or run.head == before.head:
+            break
+    return _loss(held, run, resolution), held, run
+
+
+def _loss(held: Reservation, run: Run | None, resolution: Resolution) -> Outcome:
+    if held.state is not ReservationState.STARTED or held.attempt != resolution.attempt:
+        return Outcome.ATTEMPT_CHANGED
+    if run is not None and run.status is RunStatus.RUNNING and run.lease_is_fresh:
+        return Outcome.HEARTBEAT_FRESH
+    return Outcome.SNAPSHOT_CHANGED
+
+
+def _statements(
+    held: Reservation,
+    run: Run | None,
+    operator: Principal,
+    resolution: Resolution,
+    now_ms: int | None,
+) -> list[Statement]:
+    token, key, outcome = mint_token(), held.key, resolution.outcome
+    head = (None, None) if run is None else (run.head.sequence, run.head.hash)
+    said = (*operator, resolution.note, resolution.decision, token, now_ms)
+    return [
+        Statement(_AUDIT_RESOLVE, (*said, key, resolution.attempt, *head)),
+        Statement(_RESOLVE_RESERVATION, (key, outcome, token)),
+        Statement(_SETTLE_OTHERS, (key, held.run_id, outcome, token)),
+        *([] if run is None else _run_statements(run, resolution, token)),
+        reservation.read_statement(key),
+        snapshot.read_by_key(key),
+    ]
+
+
+def _run_statements(run: Run, resolution: Resolution, token: str) -> list[Statement]:
+    payload = {"decision": str(resolution.decision), "attempt": resolution.attempt}
+    if resolution.result_json is not None:
+        payload["result_sha256"] = journal.sha256(resolution.result_json)
+    event = journal.next_event(run.head, "run-resolved", payload)
+    values = (run.run_id, token, event.sequence, event.hash, resolution.outcome)
+    statements = [
+        Statement(_EXPIRED, (run.run_id, token)),
+        Statement(_RESOLVE_RUN, values),
+        journal.append_statement(run.run_id, token, event),
+    ]
+    if resolution.result_json is not None:
+        values_result = (run.run_id, token, resolution.result_json)
+        statements.append(Statement(_RESOLVE_RESULT, values_result))
+    return statements

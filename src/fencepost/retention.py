@@ -1,0 +1,122 @@
+"""Purging what is past its retention (contracts 1.6).
+
+A run that ended longer ago than the run retention goes with its state, events and facts, in one
+transaction; its reservation stays, restamped, so that the key stays spent for the key
+retention. Never purged: a run that has not ended, an unsettled reservation, the audit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fencepost import audit, errors, limits
+from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost.identifiers import Principal, mint_token
+
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long to keep what is over, in days. Keys count from the purge of their run."""
+
+    run_days: int = limits.RUN_RETENTION_DAYS_DEFAULT
+    key_days: int = limits.KEY_RETENTION_DAYS_DEFAULT
+
+
+class Purged(NamedTuple):
+    """What a purge deleted; `more` if its limit kept it from finishing."""
+
+    runs: int
+    reservations: int
+    more: bool
+
+
+# The runs of this chunk: ended before the time in ?1, oldest first, at most ?2 of them. Every
+# statement of the chunk asks the same question of the same transaction; runs go last.
+_DUE_RUNS = """
+SELECT run_id FROM fencepost_runs WHERE finished_at_ms IS NOT NULL
+  AND finished_at_ms < ?1 ORDER BY finished_at_ms LIMIT ?2"""
+_DUE_RESERVATIONS = """
+SELECT key FROM fencepost_reservations AS held WHERE state = 'terminal' AND updated_at_ms < ?1
+  AND NOT EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = held.run_id)
+  ORDER BY updated_at_ms LIMIT ?2"""
+
+_NOW = f"SELECT {NOW_MS} AS now_ms"
+
+# Decides: there is anything to purge. ?1 to ?2 as above, ?3 for the reservations.
+_AUDIT_PURGE = f"""
+INSERT {audit.INTO}
+SELECT 'purge', ?4, ?5, 'deployment', NULL, NULL,
+  json_object('runs', due.runs, 'reservations', due.reservations), ?6, ?7
+FROM (SELECT
+  (SELECT COUNT(*) FROM ({_DUE_RUNS})) AS runs,
+  (SELECT COUNT(*) FROM ({_DUE_RESERVATIONS.replace("?1", "?3")})) AS reservations) AS due
+WHERE due.runs + due.reservations > 0
+RETURNING json_extract(after, '$.runs') AS runs,
+  json_extract(after, '$.reservations') AS reservations
+"""
+
+_DELETE_EVENTS = f"DELETE FROM fencepost_events WHERE run_id IN ({_DUE_RUNS})"
+_DELETE_OWNERSHIP = f"DELETE FROM fencepost_ownership WHERE run_id IN ({_DUE_RUNS})"
+_DELETE_SNAPSHOTS = f"DELETE FROM fencepost_snapshots WHERE run_id IN ({_DUE_RUNS})"
+# A run that ended with its reservation unsettled (which no path of this build leaves behind)
+# settles it here; either way the key's own retention begins now.
+_RESTAMP_SETTLED = f"""
+UPDATE fencepost_reservations SET updated_at_ms = MAX(updated_at_ms, ?3)
+WHERE state = 'terminal' AND run_id IN ({_DUE_RUNS})
+"""
+_SETTLE_UNSETTLED = f"""
+UPDATE fencepost_reservations SET state = 'terminal', updated_at_ms = MAX(updated_at_ms, ?3),
+  outcome = (SELECT status FROM fencepost_runs WHERE run_id = fencepost_reservations.run_id)
+WHERE state <> 'terminal' AND run_id IN ({_DUE_RUNS})
+"""
+_DELETE_RUNS = f"DELETE FROM fencepost_runs WHERE run_id IN ({_DUE_RUNS})"
+_DELETE_RESERVATIONS = f"DELETE FROM fencepost_reservations WHERE key IN ({_DUE_RESERVATIONS})"
+
+
+async def purge(
+    db: Database,
+    principal: Principal,
+    retention: Retention,
+    limit: int,
+    now_ms: int | None = None,
+) -> Purged:
+    """Delete at most `limit` runs and `limit` reservations that are past their retention.
+
+    In chunks of limits.PURGE_CHUNK_ROWS, each one transaction with its audit row: whatever
+    stops it leaves nothing half-deleted. A missing table means that there is nothing to purge.
+    """
+    runs = reservations = 0
+    try:
+        if now_ms is None:
+            [clock] = await db.read([Statement(_NOW)])
+            now_ms = int(clock.rows[0]["now_ms"])
+        while limit > 0:
+            size = min(limit, limits.PURGE_CHUNK_ROWS)
+            results = await db.batch(_chunk(principal, retention, size, now_ms))
+            if not results[0].rows:
+                return Purged(runs, reservations, more=False)
+            [due] = results[0].rows
+            runs, reservations = runs + due["runs"], reservations + due["reservations"]
+            limit -= size
+    except errors.MissingTable:
+        return Purged(runs, reservations, more=False)
+    return Purged(runs, reservations, more=True)
+
+
+def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -> list[Statement]:
+    runs_before = now_ms - retention.run_days * DAY_MS
+    keys_before = now_ms - max(retention.key_days, retention.run_days) * DAY_MS
+    due = (runs_before, size)
+    return [
+        Statement(_AUDIT_PURGE, (*due, keys_before, *principal, mint_token(), now_ms)),
+        Statement(_DELETE_RESERVATIONS, (keys_before, size)),
+        Statement(_DELETE_EVENTS, due),
+        Statement(_DELETE_OWNERSHIP, due),
+        Statement(_DELETE_SNAPSHOTS, due),
+        Statement(_RESTAMP_SETTLED, (*due, now_ms)),
+        Statement(_SETTLE_UNSETTLED, (*due, now_ms)),
+        Statement(_DELETE_RUNS, due),
+    ]

@@ -1,0 +1,741 @@
+"""Bad input over HTTP: the answer that the design names, and not one row changed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+import pytest
+
+from fencepost import limits, routes
+from helpers import Client, Json, Sql, a_start, an_owner, new_key
+
+MIB = limits.BODY_BYTES_MAX
+
+
+@pytest.fixture
+def run(client: Client) -> Json:
+    """A run that alice holds: what bad input might harm."""
+    return client.started()
+
+
+class Refusals:
+    """Sends something bad and checks everything that all refusals have in common."""
+
+    def __init__(self, client: Client, sql: Sql) -> None:
+        self.client = client
+        self.sql = sql
+
+    def __call__(
+        self, method: str, path: str, expected: tuple[int, str, str], **options: Any
+    ) -> Json:
+        before = self.sql.dump()
+        answer = self.client.request(method, path, **options)
+        problem = check(answer.status_code, answer.headers, answer.text, expected)
+        assert self.sql.dump() == before
+        return problem
+
+    def post(self, path: str, body: Any, expected: tuple[int, str, str], **options: Any) -> Json:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self("POST", path, expected, content=content, **options)
+
+    def start(self, body: Any, expected: tuple[int, str, str]) -> Json:
+        headers = {"Idempotency-Key": new_key()}
+        return self.post("/v1/starts", body, expected, headers=headers)
+
+
+def check(status: int, headers: Any, text: str, expected: tuple[int, str, str]) -> Json:
+    problem: Json = json.loads(text)
+    assert (status, problem["code"], problem["retry"]) == expected, text
+    assert problem["status"] == status
+    assert headers["Content-Type"] == "application/problem+json"
+    assert headers["Cache-Control"] == "no-store"
+    assert problem["type"].endswith(f"#{problem['code']}")
+    assert problem["title"]
+    assert problem["detail"]
+    for word in ("Traceback", "SQLITE", "D1_", "SELECT"):
+        assert word not in text
+    return problem
+
+
+@pytest.fixture
+def refused(client: Client, sql: Sql) -> Refusals:
+    return Refusals(client, sql)
+
+
+KEY_MISSING = (400, "IDEMPOTENCY_KEY_MISSING", "new-key")
+KEY_INVALID = (400, "IDEMPOTENCY_KEY_INVALID", "new-key")
+INVALID = (400, "INVALID_REQUEST", "never")
+TOO_LARGE = (413, "TOO_LARGE", "never")
+UNAUTHORIZED = (401, "UNAUTHORIZED", "never")
+SCOPE_MISSING = (403, "SCOPE_MISSING", "never")
+RUN_NOT_FOUND = (404, "RUN_NOT_FOUND", "never")
+START_NOT_FOUND = (404, "START_NOT_FOUND", "never")
+FENCE_LOST = (409, "FENCE_LOST", "never")
+
+
+# --- Keys ----------------------------------------------------------------------------------
+
+
+def start_with_keys(client: Client, keys: list[bytes]) -> tuple[int, Any, str]:
+    """Over the standard library, which sends header values byte by byte as they are."""
+    address = urlsplit(str(client.http.base_url))
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+    body = json.dumps(a_start()).encode()
+    connection.putrequest("POST", "/v1/starts")
+    for name, value in [("Authorization", b"Bearer alice"), ("Content-Length", b"%d" % len(body))]:
+        connection.putheader(name, value)
+    for key in keys:
+        connection.putheader("Idempotency-Key", key)
+    connection.endheaders(body)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, answer.headers, text
+
+
+BAD_KEYS: dict[str, list[bytes]] = {
+    "empty": [b""],
+    "spaces": [b"   "],
+    "tab": [b"\t"],
+    "empty string": [b'""'],
+    "string of spaces": [b'"  "'],
+    "twice": [b"order-1", b"order-2"],
+    "twice the same": [b"order-1", b"order-1"],
+    "twice as strings": [b'"order-1"', b'"order-1"'],
+    "twice empty": [b"", b""],
+    "empty and a key": [b"", b"order-1"],
+    "comma": [b"order,1"],
+    "comma in a string": [b'"order,1"'],
+    "space inside": [b"order 1"],
+    "slash": [b"order/1"],
+    "percent": [b"order%2D1"],
+    "plus": [b"order+1"],
+    "colon": [b"order:1"],
+    "ff": [b"\xff"],
+    "fe": [b"order-\xfe"],
+    "utf-8": ["commandé".encode()],
+    "no-break space before": ["\u00a0order-1".encode()],
+    "ideographic space after": ["order-1\u3000".encode()],
+    "next line after": ["order-1\u0085".encode()],
+    "no-break space in latin-1": [b"order-1\xa0"],
+    "non-ascii string": ['"é"'.encode()],
+    "control character": [b"order\x01"],
+    "open string": [b'"order'],
+    "escape in a string": [b'"order\\"1"'],
+    "parameters": [b'"order";v=1'],
+    "byte sequence": [b":b3JkZXI=:"],
+    "dot": [b"."],
+    "two dots": [b".."],
+    "dots as a string": [b'".."'],
+    "201 characters": [b"k" * 201],
+    "201 characters as a string": [b'"' + b"k" * 201 + b'"'],
+    "8000 characters": [b"k" * 8000],
+}
+
+
+@pytest.mark.parametrize("name", BAD_KEYS)
+def test_a_bad_key_is_refused(client: Client, sql: Sql, name: str) -> None:
+    before = sql.dump()
+    answer = start_with_keys(client, BAD_KEYS[name])
+    check(*answer, KEY_INVALID)
+    assert sql.dump() == before
+
+
+def test_no_key_is_refused_as_missing(client: Client, sql: Sql) -> None:
+    before = sql.dump()
+    check(*start_with_keys(client, []), KEY_MISSING)
+    assert sql.dump() == before
+
+
+@pytest.mark.parametrize("length", [1, 200])
+def test_a_key_at_the_bounds_of_its_grammar_starts(client: Client, sql: Sql, length: int) -> None:
+    key = (new_key() + "~" * 200)[:length] if length > 1 else "~"
+    sql("DELETE FROM fencepost_reservations WHERE key = '~'")
+    status, _, text = start_with_keys(client, [key.encode()])
+    assert (status, json.loads(text)["reservation"]["key"]) == (201, key)
+
+
+def test_quoted_and_bare_it_is_the_same_key(client: Client) -> None:
+    key = new_key()
+    assert client.start(key).status_code == 201
+    assert client.start(f'"{key}"').json()["code"] == "START_PENDING"
+    # HTTP allows white space around a value.
+    status, _, text = start_with_keys(client, [f"  {key}\t".encode()])
+    assert (status, json.loads(text)["code"]) == (409, "START_PENDING")
+
+
+# --- Bodies --------------------------------------------------------------------------------
+
+
+def with_input(text: str) -> bytes:
+    return b'{"target":{"kind":"workflow","id":"w"},"input":' + text.encode() + b"}"
+
+
+BAD_BODIES: dict[str, bytes] = {
+    "empty": b"",
+    "white space": b" \n",
+    "not JSON": b"target=charge",
+    "cut short": b'{"target":{"kind":"workflow","id":"w"}',
+    "more behind": with_input("1") + b"x",
+    "array": b"[]",
+    "string": b'"x"',
+    "null": b"null",
+    "number": b"1",
+    "not UTF-8": b'{"a":"\xff"}',
+    "UTF-16": with_input("1").decode().encode("utf-16"),
+    "byte order mark": b"\xef\xbb\xbf" + with_input("1"),
+    "duplicate member": b'{"target":{"kind":"workflow","id":"w"},"input":1,"input":2}',
+    "duplicate deep inside": with_input('[{"a":{"b":1,"b":1}}]'),
+    "duplicate by escape": with_input('{"a":1,"\\u0061":1}'),
+    "NaN": with_input("NaN"),
+    "Infinity": with_input("[-Infinity]"),
+    "1e400": with_input("1e400"),
+    "2^53": with_input("9007199254740992"),
+    "2^53+1": with_input("9007199254740993"),
+    "-2^53": with_input("-9007199254740992"),
+    "lone surrogate": with_input('"\\ud800"'),
+    "lone surrogate in a name": with_input('{"\\udc00":1}'),
+    "raw control character": with_input('"\x01"'),
+    "129 levels": with_input("[" * 128 + "]" * 128),
+    "hundreds of thousands of levels": b"[" * 500_000,
+    "more than 100000 values": with_input("[" + "0," * 100_000 + "0]"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BODIES)
+def test_a_bad_body_starts_nothing(refused: Refusals, name: str) -> None:
+    refused.start(BAD_BODIES[name], INVALID)
+
+
+@pytest.mark.parametrize("name", ["empty", "array", "duplicate member", "2^53+1", "129 levels"])
+def test_nor_does_it_move_a_run_or_release_it(refused: Refusals, run: Json, name: str) -> None:
+    for path in (*verbs(run), f"/v1/starts/{run['key']}/release"):
+        refused.post(path, BAD_BODIES[name], INVALID)
+
+
+def verbs(run: Json) -> list[str]:
+    return [f"/v1/runs/{run['run_id']}/{verb}" for verb in ("own", "heartbeat", "transition")]
+
+
+def a_body_of(size: int) -> bytes:
+    empty = with_input('""')
+    return empty.replace(b'""', b'"' + b"x" * (size - len(empty)) + b'"')
+
+
+def in_chunks(body: bytes) -> Iterator[bytes]:
+    """Sent without a Content-Length."""
+    for start in range(0, len(body), 65_536):
+        yield body[start : start + 65_536]
+
+
+def test_one_byte_more_than_a_mebibyte_is_too_large(refused: Refusals) -> None:
+    refused.start(a_body_of(MIB + 1), TOO_LARGE)
+
+
+@pytest.mark.parametrize("size", [MIB + 1, 3 * MIB])
+def test_also_when_the_length_is_not_announced(refused: Refusals, size: int) -> None:
+    headers = {"Idempotency-Key": new_key()}
+    content = in_chunks(a_body_of(size))
+    refused("POST", "/v1/starts", TOO_LARGE, content=content, headers=headers)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_exactly_a_mebibyte_is_taken(client: Client, sql: Sql, chunked: bool) -> None:
+    body = a_body_of(MIB)
+    headers = {"Idempotency-Key": new_key()}
+    content = in_chunks(body) if chunked else body
+    answer = client.request("POST", "/v1/starts", content=content, headers=headers)
+    assert answer.status_code == 201
+    run = answer.json()["run"]
+    assert run["state"] == "x" * (MIB - len(with_input('""')))
+    sql("DELETE FROM fencepost_snapshots WHERE run_id = ?1", run["run_id"])
+
+
+def test_a_result_that_leaves_no_room_beside_a_state_is_too_large(
+    refused: Refusals, run: Json
+) -> None:
+    body = {"owner": run["owner"], "to": "completed", "result": "x" * limits.RESULT_BYTES_MAX}
+    refused.post(verbs(run)[2], body, TOO_LARGE)
+
+
+def test_values_at_the_bounds_are_taken_and_come_back_unchanged(client: Client) -> None:
+    value = [2**53 - 1, 1 - 2**53, 1e308, "\U0001f600\u0000", {"": None}, "[" * 1000]
+    deep: Any = 0
+    for _ in range(126):
+        deep = [deep]
+    run = client.started(input=[value, deep])
+    assert client.get(f"/v1/runs/{run['run_id']}").json()["state"] == [value, deep]
+
+
+# --- Members -------------------------------------------------------------------------------
+
+AGENT = {"kind": "agent", "id": "a", "thread_id": "t"}
+WORKFLOW = {"kind": "workflow", "id": "w"}
+OWNER = {"host_id": "h", "pid": 1, "nonce": "n"}
+NO_OBJECTS: list[Any] = [None, True, 1, "x", [], {}]
+NO_TEXTS: list[Any] = [None, True, 1, 1.5, [], {}]
+NO_IDENTIFIERS: list[Any] = [*NO_TEXTS, "", " ", ".", "..", "a/b", "é", "a" * 201, "a\n"]
+NO_OWNER_FIELDS: list[Any] = [*NO_TEXTS, "", "a\0", "x" * 1025]
+NO_COUNTS: list[Any] = [None, True, "1", 1.0, 1.5, -1, [], {}]
+
+BAD_OWNERS: list[Any] = [
+    *NO_OBJECTS,
+    {"host_id": "h", "pid": 1},
+    {**OWNER, "more": 1},
+    *({**OWNER, "host_id": value} for value in NO_OWNER_FIELDS),
+    *({**OWNER, "nonce": value} for value in NO_OWNER_FIELDS),
+    *({**OWNER, "pid": value} for value in NO_COUNTS),
+]
+BAD_LEASES: list[Any] = [None, True, "30000", 30000.0, 0, -1, 999, 3_600_001, [], {}]
+
+BAD_STARTS: dict[str, list[Json]] = {
+    "unknown member": [{"more": 1}, {"Input": 1}, {"key": "k"}, {"run_id": "r"}, {"": 1}],
+    "target": [
+        *({"target": value} for value in NO_OBJECTS),
+        {"target": {"kind": "workflow"}},
+        {"target": {"id": "w"}},
+        {"target": {**WORKFLOW, "more": 1}},
+        *({"target": {**WORKFLOW, "kind": kind}} for kind in [*NO_TEXTS, "", "Workflow", "job"]),
+        *({"target": {**WORKFLOW, "id": id}} for id in NO_IDENTIFIERS),
+        *({"target": {**AGENT, "thread_id": id}} for id in NO_IDENTIFIERS),
+    ],
+    "agent without a thread": [{"target": {"kind": "agent", "id": "a"}}],
+    "workflow with a thread": [{"target": {**WORKFLOW, "thread_id": "t"}}],
+    "owner": [{"owner": owner} for owner in BAD_OWNERS],
+    "lease_ms": [{"lease_ms": value} for value in BAD_LEASES],
+    "parent_run_id": [{"parent_run_id": id} for id in NO_IDENTIFIERS],
+    "lineage": [
+        *({"lineage": value} for value in NO_OBJECTS),
+        {"lineage": {"id": "l"}},
+        {"lineage": {"round": 1}},
+        {"lineage": {"id": "l", "round": 1, "more": 1}},
+        *({"lineage": {"id": id, "round": 1}} for id in NO_IDENTIFIERS),
+        *({"lineage": {"id": "l", "round": value}} for value in NO_COUNTS),
+    ],
+}
+
+
+def refused_all(refused: Refusals, method: str, path: str, bodies: list[Any], key: bool) -> None:
+    """Every body of a list, with one look at the database around them all."""
+    before = refused.sql.dump()
+    for body in bodies:
+        headers = {"Idempotency-Key": new_key()} if key else {}
+        answer = refused.client.request(method, path, content=json.dumps(body), headers=headers)
+        assert answer.status_code == 400, (body, answer.text)
+        check(answer.status_code, answer.headers, answer.text, INVALID)
+    assert refused.sql.dump() == before
+
+
+@pytest.mark.parametrize("name", BAD_STARTS)
+def test_a_member_that_is_not_what_a_start_takes_is_refused(refused: Refusals, name: str) -> None:
+    bodies: list[Any] = [{"target": WORKFLOW, **members} for members in BAD_STARTS[name]]
+    refused_all(refused, "POST", "/v1/starts", bodies, key=True)
+
+
+def test_a_start_without_a_target_is_refused(refused: Refusals) -> None:
+    problem = refused.start({"input": 1}, INVALID)
+    assert "'target'" in problem["detail"]
+
+
+@pytest.mark.parametrize("lease_ms", [1000, 3_600_000])
+def test_the_shortest_and_the_longest_lease_are_taken(client: Client, lease_ms: int) -> None:
+    run = client.started(lease_ms=lease_ms)
+    assert run["lease_expires_at_ms"] - run["heartbeat_at_ms"] == lease_ms
+    renewed = client.verb(run, "heartbeat", lease_ms=lease_ms)
+    assert renewed.status_code == 200
+
+
+@pytest.mark.parametrize("verb", ["own", "heartbeat", "transition", "release"])
+def test_a_verb_without_a_sound_owner_is_refused(refused: Refusals, run: Json, verb: str) -> None:
+    key, id = run["key"], run["run_id"]
+    path = f"/v1/starts/{key}/release" if verb == "release" else f"/v1/runs/{id}/{verb}"
+    more = {"to": "completed"} if verb == "transition" else {}
+    bodies: list[Any] = [
+        {"owner": owner, **more} for owner in [*BAD_OWNERS, {**run["owner"], "generation": 1}]
+    ]
+    unknown: list[Any] = [{"owner": run["owner"], **more, "more": 1}, more]
+    refused_all(refused, "POST", path, bodies + unknown, key=False)
+
+
+EVIDENCE = {"kind": "lease-expired", "expected_owner": OWNER}
+HEAD = {"sequence": 1, "hash": "a" * 64}
+BAD_MEMBERS: dict[tuple[str, str], list[Any]] = {
+    ("own", "lease_ms"): BAD_LEASES,
+    ("own", "evidence"): [
+        *NO_OBJECTS,
+        {"kind": "lease-expired"},
+        {**EVIDENCE, "kind": "rumour"},
+        {**EVIDENCE, "kind": None},
+        {**EVIDENCE, "more": 1},
+        {**EVIDENCE, "checked_at_ms": 1},
+        {**EVIDENCE, "expected_owner": {**OWNER, "more": 1}},
+        {**EVIDENCE, "expected_owner": {**OWNER, "pid": -1}},
+    ],
+    ("heartbeat", "lease_ms"): BAD_LEASES,
+    ("transition", "to"): [*NO_TEXTS, "", "pending", "done", "Completed"],
+    ("transition", "guard"): [
+        *NO_OBJECTS,
+        {"cancel_requested": None},
+        {"cancel_requested": True},
+        {"cancel_requested": "maybe"},
+        {"cancel_requested": "absent", "more": 1},
+    ],
+    ("transition", "expected_head"): [
+        *NO_OBJECTS,
+        {"sequence": 1},
+        {"hash": "a" * 64},
+        {**HEAD, "more": 1},
+        *({**HEAD, "sequence": value} for value in [*NO_COUNTS, 0]),
+        *({**HEAD, "hash": value} for value in [*NO_TEXTS, "", "a" * 63, "A" * 64, "g" * 64]),
+        {**HEAD, "hash": "a" * 64 + "\n"},
+    ],
+}
+
+
+@pytest.mark.parametrize(("verb", "member"), BAD_MEMBERS)
+def test_a_member_that_is_not_what_a_verb_takes_is_refused(
+    refused: Refusals, run: Json, verb: str, member: str
+) -> None:
+    base = {"owner": run["owner"], **({"to": "completed"} if verb == "transition" else {})}
+    bodies: list[Any] = [{**base, member: value} for value in BAD_MEMBERS[verb, member]]
+    refused_all(refused, "POST", f"/v1/runs/{run['run_id']}/{verb}", bodies, key=False)
+
+
+@pytest.mark.parametrize("to", ["running", "suspended"])
+def test_a_result_belongs_to_an_end(refused: Refusals, run: Json, to: str) -> None:
+    refused.post(verbs(run)[2], {"owner": run["owner"], "to": to, "result": None}, INVALID)
+
+
+def test_the_largest_integer_of_json_is_taken_wherever_an_integer_is(client: Client) -> None:
+    most = 2**53 - 1
+    owner = {**an_owner(), "pid": most}
+    run = client.started(owner=owner, lineage={"id": "l", "round": most})
+    assert (run["owner"], run["lineage"]) == (owner, {"id": "l", "round": most})
+    assert client.verb(run, "heartbeat").json()["outcome"] == "renewed"
+
+
+# --- Tokens --------------------------------------------------------------------------------
+
+GUARDED = [route for route in routes.ROUTES if route.scopes]
+BAD_AUTHORIZATIONS: list[dict[str, str]] = [
+    {"Authorization": header}
+    for header in [
+        "",
+        "alice",
+        "Bearer",
+        "Basic YWxpY2U6",
+        "Bearer:alice",
+        "Bearer nobody",
+        "Bearer ALICE",
+        "Bearer alice bob",
+        "Bearer alice, Bearer bob",
+        "Bearer " + "a" * 257,
+        "Bearer " + "a" * 7000,
+        "Token alice",
+    ]
+]
+
+
+def path_of(route: routes.Route, run: Json) -> str:
+    return route.pattern.replace("{key}", run["key"]).replace("{run_id}", run["run_id"])
+
+
+def name_of(route: routes.Route) -> str:
+    return f"{route.method} {route.pattern}"
+
+
+@pytest.mark.parametrize("route", GUARDED, ids=name_of)
+def test_without_a_known_token_no_route_does_anything(
+    client: Client, sql: Sql, run: Json, route: routes.Route
+) -> None:
+    before = sql.dump()
+    body = {"owner": run["owner"], "to": "completed"}
+    for headers in [{}, *BAD_AUTHORIZATIONS]:
+        answer = client.http.request(
+            route.method,
+            path_of(route, run),
+            headers={"Idempotency-Key": new_key(), **headers},
+            content=json.dumps(a_start() if route.pattern == "/v1/starts" else body),
+        )
+        check(answer.status_code, answer.headers, answer.text, UNAUTHORIZED)
+        assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+    assert sql.dump() == before
+
+
+@pytest.mark.parametrize("route", GUARDED, ids=name_of)
+def test_a_token_without_the_scope_does_nothing_either(
+    client: Client, sql: Sql, run: Json, route: routes.Route
+) -> None:
+    without = [
+        name
+        for name, (_, _, scopes) in Client.PEOPLE.items()
+        if not set(scopes) & set(route.scopes)
+    ]
+    assert without
+    for name in without:
+        problem = Refusals(client.as_(name), sql)(
+            route.method,
+            path_of(route, run),
+            SCOPE_MISSING,
+            content=json.dumps({"owner": run["owner"]}),
+            headers={"Idempotency-Key": new_key()},
+        )
+        assert route.scopes[0] in problem["detail"]
+
+
+def test_a_token_is_looked_at_before_anything_else(client: Client, sql: Sql) -> None:
+    nobody = Refusals(client.as_("nobody"), sql)
+    nobody.post("/v1/starts", b"not JSON", UNAUTHORIZED)
+    nobody("GET", "/v1/runs/no-such-run?wait=x", UNAUTHORIZED)
+
+
+def test_health_needs_no_token_unless_it_is_deep(client: Client, sql: Sql) -> None:
+    assert client.http.get("/v1/health").status_code == 200
+    for token, expected in (("nobody", UNAUTHORIZED), ("starter", SCOPE_MISSING)):
+        Refusals(client.as_(token), sql)("GET", "/v1/health?deep=1", expected)
+
+
+# --- Other people's and unknown things -----------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["", "/own", "/heartbeat", "/transition"])
+@pytest.mark.parametrize("state", ["running", "lapsed", "ended"])
+def test_the_run_of_another_principal_is_as_if_it_were_not_there(
+    client: Client, sql: Sql, run: Json, verb: str, state: str
+) -> None:
+    if state == "lapsed":
+        sql.lapse(run["run_id"])
+    if state == "ended":
+        client.finish(run).raise_for_status()
+    evidence = {"kind": "lease-expired", "expected_owner": run["owner"]}
+    body = {
+        "": {},
+        "/own": {"owner": an_owner(), "evidence": evidence},
+        "/heartbeat": {"owner": run["owner"]},
+        "/transition": {"owner": run["owner"], "to": "failed"},
+    }[verb]
+    method = "POST" if verb else "GET"
+    bob = Refusals(client.as_("bob"), sql)
+    options = {"content": json.dumps(body)} if verb else {}
+    theirs = bob(method, f"/v1/runs/{run['run_id']}{verb}", RUN_NOT_FOUND, **options)
+    nothing = bob(method, f"/v1/runs/{new_key('run')}{verb}", RUN_NOT_FOUND, **options)
+    assert theirs == nothing
+
+
+def test_nor_are_their_starts_and_their_place_in_lists(client: Client, sql: Sql, run: Json) -> None:
+    bob = Refusals(client.as_("bob"), sql)
+    theirs = bob("GET", f"/v1/starts/{run['key']}", START_NOT_FOUND)
+    assert theirs == bob("GET", f"/v1/starts/{new_key()}", START_NOT_FOUND)
+    bob.post(f"/v1/starts/{run['key']}/release", {"owner": run["owner"]}, START_NOT_FOUND)
+    for query in ("", "?status=running"):
+        assert run["run_id"] not in client.as_("bob").get(f"/v1/runs{query}").text
+
+
+def test_a_foreign_key_tells_nothing_but_that_it_is_foreign(
+    client: Client, sql: Sql, run: Json
+) -> None:
+    bob = Refusals(client.as_("bob"), sql)
+    for body in (a_start(), a_start(input=None), a_start(target=AGENT)):
+        problem = bob.post(
+            "/v1/starts",
+            body,
+            (403, "START_OWNER_MISMATCH", "new-key"),
+            headers={"Idempotency-Key": run["key"]},
+        )
+        assert set(problem) == {"type", "title", "status", "detail", "code", "retry"}
+        assert run["run_id"] not in json.dumps(problem)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"target": AGENT}, "START_TARGET_MISMATCH"),
+        ({"target": {"kind": "workflow", "id": "refund"}}, "START_TARGET_MISMATCH"),
+        ({"target": AGENT, "input": 1}, "START_TARGET_MISMATCH"),
+        ({"input": {"cents": "500"}}, "START_INPUT_MISMATCH"),
+        ({"input": None}, "START_INPUT_MISMATCH"),
+        ({"lineage": {"id": "l", "round": 0}}, "START_INPUT_MISMATCH"),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
+)
+def test_a_key_used_for_something_else_leaves_the_first_run_unharmed(
+    refused: Refusals, run: Json, change: Json, code: str
+) -> None:
+    headers = {"Idempotency-Key": run["key"]}
+    refused.post("/v1/starts", a_start(**change), (422, code, "new-key"), headers=headers)
+
+
+UNKNOWN_IDS = [
+    "run_0",
+    "x" * 1000,
+    "%2e",
+    "a%2Fb",
+    "%00",
+    "run%00",
+    "%FF",
+    "%ED%A0%80",
+    "%E2%82%AC",
+    "'%20OR%201=1--",
+]
+
+
+@pytest.mark.parametrize("id", UNKNOWN_IDS, ids=lambda text: text[:20])
+def test_an_unknown_run_or_key_is_not_found(refused: Refusals, id: str) -> None:
+    refused("GET", f"/v1/runs/{id}", RUN_NOT_FOUND)
+    for verb in ("own", "heartbeat", "transition"):
+        more = {"to": "completed"} if verb == "transition" else {}
+        refused.post(f"/v1/runs/{id}/{verb}", {"owner": OWNER, **more}, RUN_NOT_FOUND)
+    refused("GET", f"/v1/starts/{id}", START_NOT_FOUND)
+    refused.post(f"/v1/starts/{id}/release", {"owner": OWNER}, START_NOT_FOUND)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/v1", "/v1/", "/v1/start", "/v1/runs/a/b/c", "/v2/starts", "/V1/starts", "//v1/starts"],
+)
+def test_an_unknown_path_is_not_found(refused: Refusals, path: str) -> None:
+    url = str(refused.client.http.base_url).rstrip("/") + path
+    refused("GET", url, (404, "NOT_FOUND", "never"))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", "/v1/starts", "POST"),
+        ("PUT", "/v1/starts", "POST"),
+        ("DELETE", "/v1/starts/some-key", "GET"),
+        ("POST", "/v1/runs", "GET"),
+        ("PATCH", "/v1/runs/run_0", "GET"),
+        ("GET", "/v1/runs/run_0/heartbeat", "POST"),
+        ("DELETE", "/v1/fence", "GET"),
+        ("OPTIONS", "/v1/health", "GET"),
+    ],
+)
+def test_a_known_path_says_which_methods_it_takes(
+    refused: Refusals, client: Client, method: str, path: str, allow: str
+) -> None:
+    problem = refused(method, path, (405, "METHOD_NOT_ALLOWED", "never"))
+    assert allow in problem["detail"]
+    # RFC 9110, 15.5.6: a 405 has an Allow header.
+    assert allow in client.request(method, path).headers["Allow"].split(", ")
+
+
+# --- Queries -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(f"limit={value}" for value in ["", "0", "-1", "x", "1.5", "10000", "%D9%A1", "1%20"]),
+        *(f"status={value}" for value in ["", "Running", "done", "running,failed", "%00"]),
+        *(
+            f"cursor={quote(value)}"
+            for value in [
+                "x",
+                "[",
+                "null",
+                "{}",
+                '"a"',
+                "[]",
+                '["a"]',
+                '["a","b","c","d"]',
+                "[1,2,3]",
+                '["a","b",null]',
+                '["a","b","\\u0000"]',
+                '["a","b","\\ud800"]',
+                json.dumps(["a", "b", "c" * 1024]),
+                "[" * 1000,
+            ]
+        ),
+    ],
+    ids=lambda query: query[:40],
+)
+def test_a_bad_query_of_a_list_is_refused(refused: Refusals, query: str) -> None:
+    refused("GET", f"/v1/runs?{query}", INVALID)
+    if not query.startswith("status"):
+        refused("GET", f"/v1/runs?status=running&{query}", INVALID)
+
+
+@pytest.mark.parametrize("wait", ["", "-1", "x", "1.5", "99999", "%D9%A1"])
+def test_a_bad_wait_is_refused(refused: Refusals, run: Json, wait: str) -> None:
+    refused("GET", f"/v1/runs/{run['run_id']}?wait={wait}", INVALID)
+
+
+# --- Too late ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["completed", "failed", "cancelled"])
+def test_a_run_that_ended_is_never_moved_again(
+    refused: Refusals, client: Client, run: Json, to: str
+) -> None:
+    client.finish(run, to, result="the end").raise_for_status()
+    for again in ("running", "suspended", "completed", "failed", "cancelled"):
+        body = {"owner": run["owner"], "to": again}
+        problem = refused.post(verbs(run)[2], body, FENCE_LOST)
+        assert problem["outcome"] == "fence_lost"
+        assert problem["run"]["status"] == to
+    refused.post(verbs(run)[1], {"owner": run["owner"]}, FENCE_LOST)
+    problem = refused.post(
+        verbs(run)[0], {"owner": run["owner"]}, (409, "SNAPSHOT_CHANGED", "never")
+    )
+    assert problem["outcome"] == "snapshot_changed"
+    release = f"/v1/starts/{run['key']}/release"
+    refused.post(release, {"owner": run["owner"]}, FENCE_LOST)
+
+
+def test_a_process_that_lost_its_lease_is_told_to_stop(
+    refused: Refusals, client: Client, sql: Sql, run: Json
+) -> None:
+    sql.lapse(run["run_id"])
+    evidence = {"kind": "lease-expired", "expected_owner": run["owner"]}
+    taken = client.post(verbs(run)[0], {"owner": an_owner(), "evidence": evidence})
+    assert taken.json()["outcome"] == "owned"
+    for path, more in ((verbs(run)[1], {}), (verbs(run)[2], {"to": "completed"})):
+        problem = refused.post(path, {"owner": run["owner"], **more}, FENCE_LOST)
+        assert problem["outcome"] == "fence_lost"
+        assert problem["run"]["generation"] == 2
+        assert "state" not in problem["run"]
+    release = f"/v1/starts/{run['key']}/release"
+    refused.post(release, {"owner": run["owner"]}, FENCE_LOST)
+
+
+@pytest.mark.parametrize("nearly", [{"pid": 8}, {"nonce": "other"}, {"host_id": "other"}])
+def test_only_the_whole_owner_is_the_owner(refused: Refusals, run: Json, nearly: Json) -> None:
+    for path, more in ((verbs(run)[1], {}), (verbs(run)[2], {"to": "completed"})):
+        refused.post(path, {"owner": {**run["owner"], **nearly}, **more}, FENCE_LOST)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"sequence": 1, "hash": "0" * 64},
+        {"sequence": 2},
+        {"sequence": 9_007_199_254_740_990},
+    ],
+    ids=json.dumps,
+)
+def test_a_history_that_ends_elsewhere_than_expected_is_not_continued(
+    refused: Refusals, run: Json, head: Json
+) -> None:
+    body = {"owner": run["owner"], "to": "completed", "expected_head": {**run["head"], **head}}
+    problem = refused.post(verbs(run)[2], body, (409, "HEAD_CHANGED", "never"))
+    assert problem["outcome"] == "head_changed"
+    assert problem["run"]["head"] == run["head"]
+
+
+def test_a_guard_that_does_not_hold_moves_nothing(refused: Refusals, run: Json) -> None:
+    body = {"owner": run["owner"], "to": "cancelled", "guard": {"cancel_requested": "present"}}
+    problem = refused.post(verbs(run)[2], body, (409, "GUARD_FAILED", "never"))
+    assert problem["outcome"] == "guard_failed"
+
+
+def test_a_connection_survives_every_refusal(client: Client) -> None:
+    with httpx.Client(base_url=client.http.base_url, timeout=60) as http:
+        again = Client(http)
+        assert again.request("POST", "/v1/starts", content=a_body_of(MIB + 1)).status_code == 400
+        assert again.start(new_key()).status_code == 201
