@@ -142,10 +142,8 @@ def test_wrangler_and_the_running_worker_see_the_same_database(tmp_path: Path) -
         run_id = served.start(key).json()["run"]["run_id"]
         found = wrangler_sql(tmp_path, "SELECT key, run_id FROM fencepost_reservations")
         assert found == [{"key": key, "run_id": run_id}]
-        wrangler_sql(
-            tmp_path,
-            "INSERT INTO fencepost_fence (id, state, updated_at_ms) VALUES ('deployment', 'draining', 1)",
-        )
+        columns, values = "(id, state, updated_at_ms)", "('deployment', 'draining', 1)"
+        wrangler_sql(tmp_path, f"INSERT INTO fencepost_fence {columns} VALUES {values}")
         assert served.start(new_key()).json()["state"] == "draining"
     with npm_start(FENCEPOST_PERSIST=str(tmp_path)) as again:
         assert again.start(key).json()["code"] == "START_PENDING"
