@@ -5,73 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from conftest import ROOT, start_bridge, stop_bridge
-from helpers import a_start, new_key
-
-WRANGLER = [ROOT / "node_modules/.bin/node", ROOT / "node_modules/wrangler/bin/wrangler.js"]
-QUIET = {"WRANGLER_SEND_METRICS": "false", "WRANGLER_HIDE_BANNER": "true", "CI": "1"}
-DEV = {"Authorization": "Bearer dev-token"}
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-class Served:
-    def __init__(self, process: subprocess.Popen[str], url: str, output: list[str]) -> None:
-        self.process, self.url, self.output = process, url, output
-
-    def start(self, key: str, **headers: str) -> httpx.Response:
-        names = {name.replace("_", "-"): value for name, value in headers.items()}
-        return httpx.post(
-            f"{self.url}/v1/starts",
-            headers={**DEV, "Idempotency-Key": key, **names},
-            content=json.dumps(a_start()),
-            timeout=30,
-        )
-
-
-@contextmanager
-def npm_start(**settings: str) -> Iterator[Served]:
-    """`npm start`, until it says that it is ready; ended like Ctrl-C does."""
-    port = free_port()
-    process = subprocess.Popen(
-        ["npm", "start"],
-        cwd=ROOT,
-        env={**os.environ, "PORT": str(port), **settings},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    output: list[str] = []
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            output.append(line)
-            if f":{port}" in line:
-                break
-        else:
-            raise AssertionError("".join(output))
-        yield Served(process, f"http://127.0.0.1:{port}", output)
-    finally:
-        os.killpg(process.pid, signal.SIGINT)
-        rest, _ = process.communicate(timeout=20)
-        output.append(rest)
+from helpers import new_key
+from local_runner import QUIET, WRANGLER, npm_start
 
 
 def group_is_gone(process_group: int) -> bool:
