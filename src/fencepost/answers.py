@@ -83,10 +83,11 @@ def _already_settled(held: Reservation) -> FencepostError:
 
 def _unresolvable(held: Reservation) -> FencepostError:
     return Conflict(
-        "The run was started and may have executed, and nobody is executing it now. It is not "
-        f"run again by itself: another process may take it over, with evidence that its owner "
-        f"is dead, at POST /v1/runs/{held.run_id}/own; its state is at GET "
-        f"/v1/runs/{held.run_id}. The same key answers again once the run is owned or ended.",
+        "The run was started and may have executed, and nobody is executing it now. It is not run "
+        f"again by itself. Another process may take it over, with evidence that its owner is dead: "
+        f"POST /v1/runs/{held.run_id}/own. An operator may settle what happened: POST "
+        f"/v1/starts/{held.key}/resolve. What is known of it: GET /v1/runs/{held.run_id}. The same "
+        "key answers again once the run is owned or settled.",
         code="START_UNRESOLVABLE",
         run_id=held.run_id,
         attempt=held.attempt,
