@@ -96,7 +96,7 @@ def start_plan(source: Path) -> list[dict[str, Any]]:
     statements = [
         reservation.reserve_statement(intent, token, None),
         *starts.create_statements(start, run_id, token),
-        *starts._read_statements(start.key),
+        *starts._read_statements(start.key, None),
     ]
     event = starts._created_event(start, run_id)
     names = {

@@ -69,6 +69,8 @@ CREATE TABLE IF NOT EXISTS fencepost_runs (
   claim_pid INTEGER CHECK (claim_pid BETWEEN 0 AND 9007199254740991),
   claim_nonce TEXT,
   claimed_at_ms INTEGER,
+  -- The owner's heartbeat when its run was stolen: a later one undoes the claim.
+  claim_heartbeat_at_ms INTEGER,
   cancel_requested_at_ms INTEGER,
   cancel_acknowledged_at_ms INTEGER,
   parent_run_id TEXT,
@@ -95,6 +97,7 @@ CREATE TABLE IF NOT EXISTS fencepost_runs (
   CHECK ((claim_host_id IS NULL) = (claimed_at_ms IS NULL)),
   CHECK ((status IN ('completed', 'failed', 'cancelled')) = (finished_at_ms IS NOT NULL)),
   CHECK (claim_host_id IS NULL OR finished_at_ms IS NULL),
+  CHECK (claim_heartbeat_at_ms IS NULL OR (claim_host_id IS NOT NULL AND status = 'running')),
   CHECK (cancel_acknowledged_at_ms IS NULL OR cancel_requested_at_ms IS NOT NULL),
   CHECK ((lineage_id IS NULL) = (lineage_round IS NULL))
 ) STRICT, WITHOUT ROWID;
@@ -106,7 +109,8 @@ CREATE INDEX IF NOT EXISTS fencepost_runs_by_status
 ON fencepost_runs (status, principal_kind, principal_id, run_id);
 
 CREATE INDEX IF NOT EXISTS fencepost_runs_by_lineage
-ON fencepost_runs (lineage_id, lineage_round, run_id) WHERE lineage_id IS NOT NULL;
+ON fencepost_runs (lineage_id, principal_kind, principal_id, lineage_round, run_id)
+WHERE lineage_id IS NOT NULL;
 
 CREATE INDEX IF NOT EXISTS fencepost_runs_by_age
 ON fencepost_runs (finished_at_ms) WHERE finished_at_ms IS NOT NULL;

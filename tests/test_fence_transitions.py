@@ -180,6 +180,12 @@ def _run_path(verb: str, **members: Any) -> Callable[[Client, Json], httpx.Respo
     return lambda client, run: client.verb(run, verb, **members)
 
 
+def _evidence(verb: str) -> Callable[[Client, Json], httpx.Response]:
+    return lambda client, run: client.verb(
+        run, verb, evidence={"kind": "lease-expired", "expected_owner": run["owner"]}
+    )
+
+
 def _get(path: str) -> Callable[[Client, Json], httpx.Response]:
     return lambda client, run: client.get(path.format(**run))
 
@@ -209,9 +215,24 @@ MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response
     ),
     ("GET", "/v1/runs"): (ALWAYS, _get("/v1/runs")),
     ("GET", "/v1/runs/{run_id}"): (ALWAYS, _get("/v1/runs/{run_id}")),
+    ("GET", "/v1/runs/{run_id}/ownership"): (ALWAYS, _get("/v1/runs/{run_id}/ownership")),
+    ("GET", "/v1/runs/{run_id}/lineage"): (ALWAYS, _get("/v1/runs/{run_id}/lineage")),
+    ("GET", "/v1/runs/{run_id}/latest"): (ALWAYS, _get("/v1/runs/{run_id}/latest")),
+    ("POST", "/v1/runs/{run_id}/claim"): (EXISTING, _run_path("claim")),
+    ("POST", "/v1/runs/{run_id}/activate"): (EXISTING, _run_path("activate")),
     ("POST", "/v1/runs/{run_id}/own"): (EXISTING, _run_path("own")),
     ("POST", "/v1/runs/{run_id}/heartbeat"): (EXISTING, _run_path("heartbeat")),
+    ("POST", "/v1/runs/{run_id}/reconfirm"): (EXISTING, _run_path("reconfirm")),
+    ("POST", "/v1/runs/{run_id}/steal"): (EXISTING, _evidence("steal")),
+    ("POST", "/v1/runs/{run_id}/abandon"): (EXISTING, _run_path("abandon")),
+    ("POST", "/v1/runs/{run_id}/recover"): (EXISTING, _evidence("recover")),
     ("POST", "/v1/runs/{run_id}/transition"): (EXISTING, _run_path("transition", to="suspended")),
+    ("POST", "/v1/runs/{run_id}/cancel"): (ALWAYS, _operate("/v1/runs/{run_id}/cancel", {})),
+    ("POST", "/v1/runs/{run_id}/acknowledge-cancel"): (EXISTING, _run_path("acknowledge-cancel")),
+    ("POST", "/v1/runs/{run_id}/lineage/cancel"): (
+        ALWAYS,
+        _operate("/v1/runs/{run_id}/lineage/cancel", {}),
+    ),
     ("GET", "/v1/fence"): (ALWAYS, _get("/v1/fence")),
     ("POST", "/v1/fence/transitions"): (
         ALWAYS,

@@ -81,9 +81,7 @@ async def post_purge(request: Request) -> Reply:
 async def list_audit(request: Request) -> Reply:
     limit = wire.page_limit(request.query)
     after = wire.cursor(request.query.get("cursor"), 1)
-    if after is not None and not (after[0].isdecimal() and len(after[0]) < 16):
-        raise errors.InvalidRequest("Query parameter cursor is not one that a list gave out.")
-    entries = await audit.page(request.db, int(after[0]) if after else 0, limit)
+    entries = await audit.page(request.db, wire.position(after[0]) if after else 0, limit)
     last = (str(entries[-1].sequence),) if len(entries) == limit else None
     items = [shapes.audit_json(entry) for entry in entries]
     return Reply(200, {"items": items, "cursor": wire.cursor_text(last)})

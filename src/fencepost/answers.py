@@ -12,7 +12,7 @@ from fencepost.exchange import Reply
 from fencepost.fence import Fence, Moved
 from fencepost.problems import PROBLEMS
 from fencepost.reservation import Reservation
-from fencepost.runs import WINNERS, Outcome, Run
+from fencepost.runs import LOSSES, Outcome, Run
 
 # --- Starts ------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ def fence_reply(moved: Moved, gate: Fence) -> Reply:
 
 
 def verb_reply(outcome: Outcome, run: Run) -> Reply:
-    if outcome not in WINNERS:
+    if outcome in LOSSES:
         raise loss(outcome, run)
     body = {"outcome": outcome, "run": shapes.run_json(run)}
     return Reply(200, body, run_id=run.run_id)

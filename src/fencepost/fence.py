@@ -80,6 +80,11 @@ class Fence:
             return self.proof_run_id == run_id
         return self.state in (FenceState.OPEN, FenceState.DRAINING)
 
+    def require_existing_run(self, run_id: str) -> None:
+        """Raises Fenced unless a run that was started may go on."""
+        if not self.admits_existing_run(run_id):
+            raise self.refusal()
+
     def admits_arming(self) -> bool:
         """Whether work may be scheduled for later."""
         return self.state is FenceState.OPEN

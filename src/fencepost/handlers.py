@@ -9,9 +9,12 @@ from fencepost import (
     answers,
     auth,
     body,
+    cancellation,
+    claims,
     errors,
     fence,
     limits,
+    lineage,
     ownership,
     problems,
     release,
@@ -84,32 +87,94 @@ async def list_runs(request: Request) -> Reply:
 
 
 async def post_own(request: Request) -> Reply:
-    members = await _body(request)
-    owner = members.take("owner", wire.owner)
-    lease_ms = members.take("lease_ms", wire.lease_ms, None)
-    evidence = members.take("evidence", wire.evidence, None)
-    members.done()
+    taken = await wire.verb(request, lease=True, evidence=True)
     return answers.verb_reply(
-        *await ownership.own(
-            request.db,
-            request.params["run_id"],
-            request.viewer,
-            owner,
-            lease_ms=lease_ms,
-            evidence=evidence,
-        )
+        *await ownership.own(*taken.where, lease_ms=taken.lease_ms, evidence=taken.evidence)
     )
 
 
 async def post_heartbeat(request: Request) -> Reply:
-    members = await _body(request)
-    owner = members.take("owner", wire.owner)
-    lease_ms = members.take("lease_ms", wire.lease_ms, None)
-    members.done()
-    run_id = request.params["run_id"]
-    return answers.verb_reply(
-        *await ownership.heartbeat(request.db, run_id, request.viewer, owner, lease_ms=lease_ms)
+    taken = await wire.verb(request, lease=True)
+    return answers.verb_reply(*await ownership.heartbeat(*taken.where, lease_ms=taken.lease_ms))
+
+
+async def post_reconfirm(request: Request) -> Reply:
+    taken = await wire.verb(request)
+    return answers.verb_reply(*await ownership.reconfirm(*taken.where))
+
+
+async def post_claim(request: Request) -> Reply:
+    taken = await wire.verb(request, lease=True)
+    return answers.verb_reply(*await claims.claim(*taken.where, lease_ms=taken.lease_ms))
+
+
+async def post_activate(request: Request) -> Reply:
+    taken = await wire.verb(request)
+    return answers.verb_reply(*await claims.activate(*taken.where))
+
+
+async def post_steal(request: Request) -> Reply:
+    taken = await wire.verb(request, evidence=True)
+    return answers.verb_reply(*await claims.steal(*taken.where, taken.evidence))
+
+
+async def post_abandon(request: Request) -> Reply:
+    taken = await wire.verb(request)
+    return answers.verb_reply(*await claims.abandon(*taken.where))
+
+
+async def post_recover(request: Request) -> Reply:
+    taken = await wire.verb(request, evidence=True)
+    return answers.verb_reply(*await claims.recover(*taken.where, taken.evidence))
+
+
+async def post_acknowledge_cancel(request: Request) -> Reply:
+    taken = await wire.verb(request)
+    return answers.verb_reply(*await cancellation.acknowledge(*taken.where))
+
+
+async def post_cancel(request: Request) -> Reply:
+    (await _body(request)).done()
+    where = (request.db, request.params["run_id"], request.viewer, request.sender)
+    return answers.verb_reply(*await cancellation.cancel(*where))
+
+
+async def post_cancel_lineage(request: Request) -> Reply:
+    (await _body(request)).done()
+    where = (request.db, request.params["run_id"], request.viewer, request.sender)
+    return answers.verb_reply(*await cancellation.cancel_lineage(*where))
+
+
+async def get_lineage(request: Request) -> Reply:
+    limit = wire.page_limit(request.query)
+    after = wire.cursor(request.query.get("cursor"), 2)
+    position = None if after is None else (wire.position(after[0]), after[1])
+    runs = await lineage.page(request.db, request.params["run_id"], request.viewer, position, limit)
+    last = runs[-1] if len(runs) == limit else None
+    round = last.lineage.round if last and last.lineage else -1
+    keys = None if last is None else (str(round), last.run_id)
+    items = [shapes.run_json(run, content=False) for run in runs]
+    return Reply(200, {"items": items, "cursor": wire.cursor_text(keys)})
+
+
+async def get_latest(request: Request) -> Reply:
+    run = await lineage.latest(request.db, request.params["run_id"], request.viewer)
+    return Reply(200, shapes.run_json(run), run_id=run.run_id)
+
+
+async def list_ownership(request: Request) -> Reply:
+    limit = wire.page_limit(request.query)
+    after = wire.cursor(request.query.get("cursor"), 1)
+    facts = await ownership.facts(
+        request.db,
+        request.params["run_id"],
+        request.viewer,
+        wire.position(after[0]) if after else 0,
+        limit,
     )
+    last = (str(facts[-1].sequence),) if len(facts) == limit else None
+    items = [shapes.fact_json(fact) for fact in facts]
+    return Reply(200, {"items": items, "cursor": wire.cursor_text(last)})
 
 
 async def post_transition(request: Request) -> Reply:

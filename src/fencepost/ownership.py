@@ -12,12 +12,13 @@ run calls, and let it refuse lower ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from fencepost import fence
-from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost import errors, fence
+from fencepost.d1 import NOW_MS, Database, Row, Rules, Statement, check_row
 from fencepost.identifiers import Principal, mint_token
 from fencepost.runs import Outcome, Owner, Run, RunStatus
-from fencepost.snapshot import VISIBLE, scope, verb
+from fencepost.snapshot import VISIBLE, found, not_found, read_statement, scope, verb
 
 # A run that runs belongs to somebody: only evidence about that very owner opens it (contracts
 # 3): the same host saw the process dead, another host lost it, or its lease has ended.
@@ -31,16 +32,10 @@ class Evidence:
     kind: str
     expected_owner: Owner
 
-    def is_about(self, run: Run, claimant: Owner) -> bool:
-        """Whether it names the present owner and keeps its kind's rule about hosts."""
-        if run.owner != self.expected_owner:
-            return False
+    def keeps_its_rule(self, claimant: Owner) -> bool:
+        """Whether its kind fits the hosts of the claimant and of the owner that it names."""
         same_host = claimant.host_id == self.expected_owner.host_id
-        return {
-            "lease-expired": True,
-            "same-host-pid-dead": same_host,
-            "cross-host-unreachable-stale": not same_host,
-        }[self.kind]
+        return self.kind == "lease-expired" or (self.kind == "same-host-pid-dead") == same_host
 
 
 # Decides: the run waits for an owner, or runs under a lease that lapsed and the claimant is
@@ -53,7 +48,7 @@ WITH step (taken_from, position, type) AS (VALUES
   ('rival', 1, 'stolen'), ('rival', 2, 'activated')),
 clock AS MATERIALIZED (SELECT COALESCE(?12, {NOW_MS}) AS now_ms),
 grantable AS (
-  SELECT run_id, generation + 1 AS generation, MAX(now_ms, updated_at_ms) AS at_ms,
+  SELECT run_id, generation, MAX(now_ms, updated_at_ms) AS at_ms,
     CASE WHEN status <> 'running' THEN 'nobody'
       WHEN (owner_host_id, owner_pid, owner_nonce) = (?4, ?5, ?6) THEN 'self'
       ELSE 'rival' END AS taken_from
@@ -69,7 +64,8 @@ INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pi
   generation, granted_at_ms, write_token, at_ms)
 SELECT run_id,
   position + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = ?1), 0),
-  type, ?4, ?5, ?6, generation, CASE WHEN type <> 'released' THEN at_ms END, ?11, at_ms
+  type, ?4, ?5, ?6, generation + (type = 'activated'),
+  CASE WHEN type <> 'released' THEN at_ms END, ?11, at_ms
 FROM grantable JOIN step USING (taken_from)
 RETURNING run_id
 """
@@ -112,11 +108,10 @@ async def own(
         Statement(_GRANT_FACTS, (run_id, *scope(viewer), *who, *proof, token, now_ms)),
         Statement(_GRANT, (run_id, token, *who, lease_ms)),
     ]
-    won, run, gate = await verb(db, statements, run_id, viewer)
+    won, run, gate = await verb(db, statements, run_id, viewer, now_ms)
     if won:
         return Outcome.OWNED, run
-    if not gate.admits_existing_run(run_id):
-        raise gate.refusal()
+    gate.require_existing_run(run_id)
     return _own_loss(run, evidence), run
 
 
@@ -162,9 +157,99 @@ async def heartbeat(
     """
     who = (owner.host_id, owner.pid, owner.nonce)
     values = (run_id, *scope(viewer), *who, lease_ms, mint_token(), now_ms)
-    won, run, gate = await verb(db, [Statement(_HEARTBEAT, values)], run_id, viewer)
+    won, run, gate = await verb(db, [Statement(_HEARTBEAT, values)], run_id, viewer, now_ms)
     if won:
         return Outcome.RENEWED, run
-    if not gate.admits_existing_run(run_id):
-        raise gate.refusal()
+    gate.require_existing_run(run_id)
     return Outcome.FENCE_LOST, run
+
+
+async def reconfirm(
+    db: Database, run_id: str, viewer: Principal | None, owner: Owner, now_ms: int | None = None
+) -> tuple[Outcome, Run]:
+    """As a heartbeat, by a process that is not sure whether it still holds the run."""
+    outcome, run = await heartbeat(db, run_id, viewer, owner, now_ms=now_ms)
+    return (Outcome.RECONFIRMED if outcome is Outcome.RENEWED else outcome), run
+
+
+# --- Facts -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A row of fencepost_ownership. `granted_at_ms` is None for letting go of an ownership."""
+
+    sequence: int
+    type: str
+    owner: Owner
+    generation: int
+    granted_at_ms: int | None
+    at_ms: int
+
+    @classmethod
+    def from_row(cls, row: Row) -> Fact:
+        """Raises RowCorrupt for a row that breaks a rule."""
+        check_row("fencepost_ownership", _FACT_RULES, row)
+        owner = Owner(row["owner_host_id"], row["owner_pid"], row["owner_nonce"])
+        times = (row["granted_at_ms"], row["at_ms"])
+        return cls(row["sequence"], row["type"], owner, row["generation"], *times)
+
+
+_FACT_RULES: Rules = (
+    (
+        "type is claimed, activated, released, stolen or expired",
+        lambda row: row["type"] in ("claimed", "activated", "released", "stolen", "expired"),
+    ),
+    (
+        "numbers are whole",
+        lambda row: all(
+            isinstance(row[name], int) for name in ("sequence", "generation", "owner_pid", "at_ms")
+        ),
+    ),
+)
+
+# Decides nothing: guarded by the token of the write that it records. ?7: the grant that the
+# fact is about is this write's ('now'), that of the claim before ('claim'), or none.
+_FACT = """
+INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
+  generation, granted_at_ms, write_token, at_ms)
+SELECT run_id,
+  1 + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = ?1), 0),
+  ?3, ?4, ?5, ?6, generation,
+  CASE ?7 WHEN 'now' THEN updated_at_ms
+    WHEN 'claim' THEN (SELECT granted_at_ms FROM fencepost_ownership
+      WHERE run_id = ?1 ORDER BY sequence DESC LIMIT 1) END,
+  ?2, updated_at_ms
+FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2
+"""
+
+
+def fact_statement(
+    run_id: str,
+    token: str,
+    type: str,
+    owner: Owner,
+    grant: Literal["now", "claim"] | None,
+) -> Statement:
+    """One fact, for the write named by `token`."""
+    who = (owner.host_id, owner.pid, owner.nonce)
+    return Statement(_FACT, (run_id, token, type, *who, grant))
+
+
+_PAGE = """
+SELECT * FROM fencepost_ownership WHERE run_id = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3
+"""
+
+
+async def facts(
+    db: Database, run_id: str, viewer: Principal | None, after: int, limit: int
+) -> list[Fact]:
+    """Who owned a run, in order, from after sequence `after` on. Raises NotFound."""
+    try:
+        results = await db.read(
+            [read_statement(run_id, viewer), Statement(_PAGE, (run_id, after, limit))]
+        )
+    except errors.MissingTable:
+        raise not_found() from None
+    found(results[0])
+    return [Fact.from_row(row) for row in results[1].rows]

@@ -107,6 +107,31 @@ PROBLEMS = {
     "HEAD_CHANGED": Problem(
         409, "The verb lost", _NEVER, "The run's history does not end where the request expects."
     ),
+    "CLAIM_LOST": Problem(
+        409, "The verb lost", _NEVER, "The run is not claimed by this claimant (any more)."
+    ),
+    "CLAIM_CHANGED": Problem(
+        409,
+        "The verb lost",
+        _NEVER,
+        "The claimant that is believed dead holds no claim on the run.",
+    ),
+    "CLAIM_FRESH": Problem(
+        409, "The verb lost", _SAME, "The claim is younger than the run's lease is long."
+    ),
+    "LIVENESS_UNCONFIRMED": Problem(
+        409, "The verb lost", _NEVER, "The evidence is missing, or breaks its own rule about hosts."
+    ),
+    "TERMINAL": Problem(409, "The verb lost", _NEVER, "The run has ended; its status says how."),
+    "ALREADY_REQUESTED": Problem(
+        409, "The verb lost", _NEVER, "A cancel was requested before; the first request is kept."
+    ),
+    "ALREADY_ACKNOWLEDGED": Problem(
+        409, "The verb lost", _NEVER, "The request was acknowledged before; the first one is kept."
+    ),
+    "CANCEL_NOT_REQUESTED": Problem(
+        409, "The verb lost", _NEVER, "Nobody has requested a cancel of this run."
+    ),
     "ATTEMPT_CHANGED": Problem(
         409,
         "The verb lost",

@@ -15,6 +15,7 @@ UPDATE fencepost_runs SET status = 'pending',
   owner_host_id = NULL, owner_pid = NULL, owner_nonce = NULL,
   heartbeat_at_ms = NULL, lease_expires_at_ms = NULL,
   claim_host_id = NULL, claim_pid = NULL, claim_nonce = NULL, claimed_at_ms = NULL,
+  claim_heartbeat_at_ms = NULL,
   head_sequence = ?7, head_hash = ?8, write_token = ?3,
   updated_at_ms = MAX(updated_at_ms, COALESCE(?10, {NOW_MS}))
 WHERE run_id = ?2 AND status = 'running'
@@ -27,10 +28,14 @@ RETURNING run_id
 """
 
 
-async def find(db: Database, key: str, viewer: Principal | None) -> tuple[Reservation, Run | None]:
+async def find(
+    db: Database, key: str, viewer: Principal | None, now_ms: int | None = None
+) -> tuple[Reservation, Run | None]:
     """The reservation of a key and its run. Raises NotFound, also for another principal's."""
     try:
-        results = await db.read([reservation.read_statement(key), snapshot.read_by_key(key)])
+        results = await db.read(
+            [reservation.read_statement(key), snapshot.read_by_key(key, now_ms)]
+        )
     except errors.MissingTable:
         raise _not_found() from None
     return found_start(results, viewer)
@@ -64,7 +69,7 @@ async def release(
     really did not happen; that is the owner's word.
     """
     for _ in range(limits.RACE_ATTEMPTS_MAX):
-        held, run = await find(db, key, viewer)
+        held, run = await find(db, key, viewer, now_ms)
         if loss := _loss(held, run, owner):
             return loss, held, run
         assert run is not None
@@ -95,5 +100,5 @@ def _statements(held: Reservation, run: Run, owner: Owner, now_ms: int | None) -
         journal.append_statement(run.run_id, token, event),
         transition.released_statement(run.run_id, token, owner),
         reservation.read_statement(held.key),
-        snapshot.read_by_key(held.key),
+        snapshot.read_by_key(held.key, now_ms),
     ]

@@ -89,6 +89,7 @@ UPDATE fencepost_runs SET
   owner_host_id = NULL, owner_pid = NULL, owner_nonce = NULL,
   heartbeat_at_ms = NULL, lease_expires_at_ms = NULL,
   claim_host_id = NULL, claim_pid = NULL, claim_nonce = NULL, claimed_at_ms = NULL,
+  claim_heartbeat_at_ms = NULL,
   finished_at_ms = CASE WHEN ?5 IS NOT NULL THEN {audit.LAST_AT_MS} END,
   head_sequence = ?3, head_hash = ?4, write_token = ?2, updated_at_ms = {audit.LAST_AT_MS}
 WHERE run_id = ?1 AND {audit.last_is("?2")}
@@ -114,7 +115,7 @@ async def resolve(
     alive), snapshot_changed. Raises NotFound.
     """
     for _ in range(limits.RACE_ATTEMPTS_MAX):
-        held, run = await find(db, key, None)
+        held, run = await find(db, key, None, now_ms)
         results = await db.batch(_statements(held, run, operator, resolution, now_ms))
         won = bool(results[0].rows)
         before, (held, run) = run, found_start(results[-2:], None)
@@ -149,7 +150,7 @@ def _statements(
         Statement(_SETTLE_OTHERS, (key, held.run_id, outcome, token)),
         *([] if run is None else _run_statements(run, resolution, token)),
         reservation.read_statement(key),
-        snapshot.read_by_key(key),
+        snapshot.read_by_key(key, now_ms),
     ]
 
 

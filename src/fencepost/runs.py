@@ -29,29 +29,56 @@ TERMINAL = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED
 class Outcome(StrEnum):
     """What became of a verb on a run: the winners, then the losses (contracts 3)."""
 
+    CLAIMED = "claimed"
+    ACTIVATED = "activated"
     OWNED = "owned"
     RENEWED = "renewed"
+    RECONFIRMED = "reconfirmed"
+    STOLEN = "stolen"
+    ABANDONED = "abandoned"
+    RECOVERED = "recovered"
     TRANSITIONED = "transitioned"
     RELEASED = "released"
     RESOLVED = "resolved"
+    CANCEL_REQUESTED = "cancel_requested"
+    CANCEL_ACKNOWLEDGED = "cancel_acknowledged"
 
+    CLAIM_LOST = "claim_lost"
+    CLAIM_CHANGED = "claim_changed"
+    CLAIM_FRESH = "claim_fresh"
     ALREADY_CLAIMED = "already_claimed"
     HEARTBEAT_FRESH = "heartbeat_fresh"
     SNAPSHOT_CHANGED = "snapshot_changed"
     EVIDENCE_REQUIRED = "evidence_required"
+    LIVENESS_UNCONFIRMED = "liveness_unconfirmed"
     FENCE_LOST = "fence_lost"
     GUARD_FAILED = "guard_failed"
     HEAD_CHANGED = "head_changed"
     ATTEMPT_CHANGED = "attempt_changed"
+    TERMINAL = "terminal"
+    ALREADY_REQUESTED = "already_requested"
+    ALREADY_ACKNOWLEDGED = "already_acknowledged"
+    CANCEL_NOT_REQUESTED = "cancel_not_requested"
 
 
-WINNERS = frozenset(
+LOSSES = frozenset(
     {
-        Outcome.OWNED,
-        Outcome.RENEWED,
-        Outcome.TRANSITIONED,
-        Outcome.RELEASED,
-        Outcome.RESOLVED,
+        Outcome.CLAIM_LOST,
+        Outcome.CLAIM_CHANGED,
+        Outcome.CLAIM_FRESH,
+        Outcome.ALREADY_CLAIMED,
+        Outcome.HEARTBEAT_FRESH,
+        Outcome.SNAPSHOT_CHANGED,
+        Outcome.EVIDENCE_REQUIRED,
+        Outcome.LIVENESS_UNCONFIRMED,
+        Outcome.FENCE_LOST,
+        Outcome.GUARD_FAILED,
+        Outcome.HEAD_CHANGED,
+        Outcome.ATTEMPT_CHANGED,
+        Outcome.TERMINAL,
+        Outcome.ALREADY_REQUESTED,
+        Outcome.ALREADY_ACKNOWLEDGED,
+        Outcome.CANCEL_NOT_REQUESTED,
     }
 )
 
@@ -222,4 +249,5 @@ _RULES: Rules = (
         "a run that ended, and no other, has an end",
         lambda row: (row["status"] in TERMINAL) == (row["finished_at_ms"] is not None),
     ),
+    ("a run has a state", lambda row: row.get("state", "") is not None),
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from fencepost import errors
 from fencepost.audit import Entry
 from fencepost.fence import Fence
+from fencepost.ownership import Fact
 from fencepost.reservation import Reservation
 from fencepost.runs import Owner, Run
 
@@ -42,9 +44,16 @@ def run_json(run: Run, *, content: bool = True) -> Json:
         "machine": None,
     }
     if content:
-        shape["state"] = None if run.state_json is None else json.loads(run.state_json)
-        shape["result"] = None if run.result_json is None else json.loads(run.result_json)
+        shape["state"] = _stored("state", run.state_json)
+        shape["result"] = _stored("result", run.result_json)
     return shape
+
+
+def _stored(name: str, text: str | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        raise errors.RowCorrupt("fencepost_snapshots", f"{name} is JSON") from None
 
 
 def reservation_json(held: Reservation) -> Json:
@@ -67,6 +76,17 @@ def fence_json(gate: Fence, *, secrets: bool) -> Json:
     if secrets:
         shape["proof_key"] = gate.proof_key
     return {**shape, "proof_run_id": gate.proof_run_id, "updated_at_ms": gate.updated_at_ms}
+
+
+def fact_json(fact: Fact) -> Json:
+    return {
+        "sequence": fact.sequence,
+        "type": fact.type,
+        "owner": owner_json(fact.owner),
+        "generation": fact.generation,
+        "granted_at_ms": fact.granted_at_ms,
+        "at_ms": fact.at_ms,
+    }
 
 
 def audit_json(entry: Entry) -> Json:

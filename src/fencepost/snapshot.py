@@ -18,15 +18,15 @@ from fencepost.runs import Run, RunStatus
 VISIBLE = "(?2 IS NULL OR (principal_kind = ?2 AND principal_id = ?3))"
 
 _READ = f"""
-SELECT fencepost_runs.*, state, result, {NOW_MS} AS now_ms
+SELECT fencepost_runs.*, state, result, COALESCE(?4, {NOW_MS}) AS now_ms
 FROM fencepost_runs LEFT JOIN fencepost_snapshots USING (run_id)
 WHERE run_id = ?1 AND {VISIBLE}
 """
 
 
-def read_statement(run_id: str, viewer: Principal | None) -> Statement:
+def read_statement(run_id: str, viewer: Principal | None, now_ms: int | None = None) -> Statement:
     """One row or none, for `Run.from_row`. `viewer` None sees every principal's runs."""
-    return Statement(_READ, (run_id, *scope(viewer)))
+    return Statement(_READ, (run_id, *scope(viewer), now_ms))
 
 
 def scope(viewer: Principal | None) -> tuple[str | None, str | None]:
@@ -35,16 +35,16 @@ def scope(viewer: Principal | None) -> tuple[str | None, str | None]:
 
 # Shows the run of a key; the reservation itself says who may see it.
 _READ_BY_KEY = f"""
-SELECT run.*, content.state, content.result, {NOW_MS} AS now_ms
+SELECT run.*, content.state, content.result, COALESCE(?2, {NOW_MS}) AS now_ms
 FROM fencepost_reservations JOIN fencepost_runs AS run USING (run_id)
   LEFT JOIN fencepost_snapshots AS content USING (run_id)
 WHERE key = ?1
 """
 
 
-def read_by_key(key: str) -> Statement:
+def read_by_key(key: str, now_ms: int | None = None) -> Statement:
     """The run that a key means, of whatever principal: one row or none, for `Run.from_row`."""
-    return Statement(_READ_BY_KEY, (key,))
+    return Statement(_READ_BY_KEY, (key, now_ms))
 
 
 async def read(db: Database, run_id: str, viewer: Principal | None) -> Run:
@@ -143,17 +143,22 @@ async def page(
 
 
 async def verb(
-    db: Database, statements: list[Statement], run_id: str, viewer: Principal | None
+    db: Database,
+    statements: list[Statement],
+    run_id: str,
+    viewer: Principal | None,
+    now_ms: int | None,
 ) -> tuple[bool, Run, Fence]:
     """Run a verb's statements and read run and fence back, in one batch.
 
     Whether the first statement returned a row, the run afterwards, and the fence. Raises
     NotFound when the run is not there, or is another principal's.
     """
-    reads = [read_statement(run_id, viewer), fence.read_statement()]
+    reads = [read_statement(run_id, viewer, now_ms), fence.read_statement()]
     try:
         results = await db.batch([*statements, *reads])
     except errors.MissingTable:
         raise not_found() from None
     run = found(results[-2])
-    return bool(results[0].rows), run, Fence.from_rows(results[-1].rows)
+    won = bool(statements) and bool(results[0].rows)
+    return won, run, Fence.from_rows(results[-1].rows)

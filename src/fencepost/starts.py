@@ -78,11 +78,11 @@ def _granted_statements(start: Start, run_id: str, token: str, event: Event) -> 
     ]
 
 
-def _read_statements(key: str) -> list[Statement]:
+def _read_statements(key: str, now_ms: int | None) -> list[Statement]:
     return [
         fence.read_statement(),
         reservation.read_statement(key),
-        snapshot.read_by_key(key),
+        snapshot.read_by_key(key, now_ms),
     ]
 
 
@@ -102,7 +102,7 @@ async def _start_new(
     statements = [
         reservation.reserve_statement(intent, token, now_ms),
         *create_statements(start, intent.run_id, token),
-        *_read_statements(start.key),
+        *_read_statements(start.key, now_ms),
     ]
     results = await db.batch(statements)
     return _seen(results, created=bool(results[0].rows))
@@ -117,6 +117,7 @@ UPDATE fencepost_runs SET status = 'running',
   heartbeat_at_ms = claim.at_ms, lease_ms = ?6, lease_expires_at_ms = claim.at_ms + ?6,
   started_at_ms = COALESCE(started_at_ms, claim.at_ms),
   claim_host_id = NULL, claim_pid = NULL, claim_nonce = NULL, claimed_at_ms = NULL,
+  claim_heartbeat_at_ms = NULL,
   head_sequence = ?7, head_hash = ?8, write_token = ?2, updated_at_ms = claim.at_ms
 FROM (SELECT MAX(updated_at_ms, (SELECT updated_at_ms FROM fencepost_runs WHERE run_id = ?9))
     AS at_ms FROM fencepost_reservations WHERE key = ?1 AND claim_nonce = ?2) AS claim
@@ -157,12 +158,12 @@ async def _start_reserved(
         reservation.claim_statement(start.key, held.attempt, token, now_ms),
         *_restart_statements(start, seen, token),
         Statement(_ABORT_UNLESS_GRANTED, (start.key, token, held.run_id)),
-        *_read_statements(start.key),
+        *_read_statements(start.key, now_ms),
     ]
     try:
         results = await db.batch(statements)
     except errors.ConstraintFailed:
-        return _seen(await db.read(_read_statements(start.key)), created=False)
+        return _seen(await db.read(_read_statements(start.key, now_ms)), created=False)
     return _seen(results, created=bool(results[0].rows))
 
 
@@ -181,7 +182,7 @@ async def start(
     decision, seen = await _start(db, start, intent, now_ms)
     patience = snapshot.Patience(wait_s)
     while decision is Decision.PENDING and await patience.pause():
-        seen = _seen(await db.read(_read_statements(start.key)), created=False)
+        seen = _seen(await db.read(_read_statements(start.key, now_ms)), created=False)
         decision = decide(start, intent, seen)
         if decision is Decision.RESERVED or seen.reservation is None:
             decision, seen = await _start(db, start, intent, now_ms)

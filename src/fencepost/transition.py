@@ -52,6 +52,7 @@ UPDATE fencepost_runs SET
   claim_pid = CASE WHEN ?4 = 'running' THEN claim_pid END,
   claim_nonce = CASE WHEN ?4 = 'running' THEN claim_nonce END,
   claimed_at_ms = CASE WHEN ?4 = 'running' THEN claimed_at_ms END,
+  claim_heartbeat_at_ms = CASE WHEN ?4 = 'running' THEN claim_heartbeat_at_ms END,
   finished_at_ms = CASE WHEN ?4 IN ('completed', 'failed', 'cancelled')
     THEN MAX(COALESCE(?13, {NOW_MS}), updated_at_ms) END,
   head_sequence = ?10, head_hash = ?11, write_token = ?12,
@@ -144,15 +145,14 @@ async def _attempt(
     now_ms: int | None,
 ) -> tuple[Outcome, Run]:
     statements = transition_statements(run_id, viewer, change, head, mint_token(), now_ms)
-    won, run, gate = await verb(db, statements, run_id, viewer)
+    won, run, gate = await verb(db, statements, run_id, viewer, now_ms)
     if won:
         return Outcome.TRANSITIONED, run
     return _transition_loss(run, gate, change), run
 
 
 def _transition_loss(run: Run, gate: Fence, change: Transition) -> Outcome:
-    if not gate.admits_existing_run(run.run_id):
-        raise gate.refusal()
+    gate.require_existing_run(run.run_id)
     if run.owner != change.owner:
         return Outcome.FENCE_LOST
     requested = run.cancel_requested_at_ms is not None

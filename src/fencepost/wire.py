@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fencepost import errors, fence, limits
 from fencepost.body import (
@@ -17,9 +17,12 @@ from fencepost.body import (
     note,
     one_of,
     owner_field,
+    parse,
     stored_json,
 )
+from fencepost.d1 import Database
 from fencepost.decision import Start, fingerprint
+from fencepost.exchange import Request
 from fencepost.fence import FenceState
 from fencepost.identifiers import (
     Principal,
@@ -94,6 +97,13 @@ def page_limit(query: Mapping[str, str]) -> int:
     return query_integer(query, "limit", limits.PAGE_ITEMS_DEFAULT, 1, limits.PAGE_ITEMS_MAX)
 
 
+def position(text: str) -> int:
+    """A sequence number in a cursor; −1 stands for what comes before the first."""
+    if not re.fullmatch(r"-1|[0-9]{1,15}", text):
+        raise errors.InvalidRequest("Query parameter cursor is not one that a list gave out.")
+    return int(text)
+
+
 def cursor_text(keys: tuple[str, ...] | None) -> str | None:
     """The text that `cursor` reads."""
     return None if keys is None else json.dumps(keys, separators=(",", ":"))
@@ -159,7 +169,7 @@ def head(value: Any, name: str) -> Head:
     return result
 
 
-def evidence(value: Any, name: str) -> Evidence:
+def read_evidence(value: Any, name: str) -> Evidence:
     body = Body(value, repr(name))
     result = Evidence(
         body.take("kind", one_of(*EVIDENCE_KINDS)), body.take("expected_owner", owner)
@@ -256,6 +266,27 @@ def _days(setting: Callable[[str], str | None], name: str, default: int) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= limits.RETENTION_DAYS_MAX:
         raise ValueError(f"{name} is not a number of days from 1 to {limits.RETENTION_DAYS_MAX}")
     return int(text)
+
+
+class Verb(NamedTuple):
+    """The body of a verb on a run; `where` is what every verb takes first."""
+
+    where: tuple[Database, str, Principal | None, Owner]
+    lease_ms: int | None
+    evidence: Evidence | None
+
+
+async def verb(request: Request, *, lease: bool = False, evidence: bool = False) -> Verb:
+    """The body of POST /v1/runs/{id}/…: an owner, and what the verb takes besides."""
+    body = parse(await request.read_body())
+    by = body.take("owner", owner)
+    result = Verb(
+        where=(request.db, request.params["run_id"], request.viewer, by),
+        lease_ms=body.take("lease_ms", lease_ms, None) if lease else None,
+        evidence=body.take("evidence", read_evidence, None) if evidence else None,
+    )
+    body.done()
+    return result
 
 
 def _guard(value: Any, name: str) -> Any:

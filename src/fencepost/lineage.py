@@ -1,0 +1,111 @@
+"""Lineages: the rounds of one logical run.
+
+The lineage of a run is L: its own lineage id, or its run id if it has none. Members are the
+principal's runs with lineage id L, and the run named L itself if its lineage is none or L; a
+run named L that belongs to another lineage is no member, nor are forks by `parent_run_id`
+(contracts 3). Ordered by round, then run id; the run L without a round comes first.
+"""
+
+from __future__ import annotations
+
+from fencepost import errors
+from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost.identifiers import Principal
+from fencepost.runs import Run
+from fencepost.snapshot import VISIBLE, not_found
+
+# The lineage of the run in ?1, as its viewer may see it. One row, or none.
+ROOT = f"""
+SELECT COALESCE(lineage_id, run_id) AS id, principal_kind AS kind, principal_id AS who
+FROM fencepost_runs WHERE run_id = ?1 AND {VISIBLE}"""
+
+# A member with a round, and the one without; each finds its rows by an index.
+_ROUNDS = (
+    "lineage_id = root.id AND member.principal_kind = root.kind AND member.principal_id = root.who"
+)
+_SELF = (
+    "member.run_id = root.id AND lineage_id IS NULL"
+    " AND member.principal_kind = root.kind AND member.principal_id = root.who"
+)
+
+_PAGE = f"""
+SELECT member.*, -1 AS position, {NOW_MS} AS now_ms
+FROM ({ROOT}) AS root JOIN fencepost_runs AS member ON {_SELF}
+WHERE (-1, member.run_id) > (?4, ?5)
+UNION ALL
+SELECT * FROM (
+  SELECT member.*, lineage_round AS position, {NOW_MS} AS now_ms
+  FROM ({ROOT}) AS root JOIN fencepost_runs AS member ON {_ROUNDS}
+  WHERE (lineage_round, member.run_id) > (?4, ?5)
+  ORDER BY lineage_round, member.run_id LIMIT ?6)
+"""
+
+_EXISTS = f"SELECT 1 AS one FROM ({ROOT})"
+
+
+async def page(
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    after: tuple[int, str] | None,
+    limit: int,
+) -> list[Run]:
+    """Members of the lineage of a run, without state and result. Raises NotFound.
+
+    `after` is (round, run id) of the last one seen; the round of the run L itself is −1.
+    """
+    values = (run_id, *_scope(viewer))
+    try:
+        exists, members = await db.read(
+            [
+                Statement(_EXISTS, values),
+                Statement(_PAGE, (*values, *(after or (-2, "")), limit)),
+            ]
+        )
+    except errors.MissingTable:
+        raise not_found() from None
+    if not exists.rows:
+        raise not_found()
+    return [Run.from_row(row) for row in members.rows][:limit]
+
+
+def _scope(viewer: Principal | None) -> tuple[str | None, str | None]:
+    return (None, None) if viewer is None else (viewer.kind, viewer.id)
+
+
+LATEST_ID = f"""
+SELECT COALESCE(
+  (SELECT member.run_id FROM ({ROOT}) AS root JOIN fencepost_runs AS member ON {_ROUNDS}
+    ORDER BY lineage_round DESC, member.run_id DESC LIMIT 1),
+  (SELECT member.run_id FROM ({ROOT}) AS root JOIN fencepost_runs AS member ON {_SELF}))"""
+
+_LATEST = f"""
+SELECT fencepost_runs.*, state, result, {NOW_MS} AS now_ms
+FROM fencepost_runs LEFT JOIN fencepost_snapshots USING (run_id)
+WHERE run_id = ({LATEST_ID})
+"""
+
+
+def latest_statement(run_id: str, viewer: Principal | None) -> Statement:
+    """The last round of the lineage of a run: one row or none, for `Run.from_row`."""
+    return Statement(_LATEST, (run_id, *_scope(viewer)))
+
+
+async def latest(db: Database, run_id: str, viewer: Principal | None) -> Run:
+    """The last round of the lineage of a run, with state and result. Raises NotFound."""
+    try:
+        [result] = await db.read([latest_statement(run_id, viewer)])
+    except errors.MissingTable:
+        raise not_found() from None
+    if not result.rows:
+        raise not_found()
+    return Run.from_row(result.rows[0])
+
+
+# Every member that has not ended, for an UPDATE of fencepost_runs.
+LIVE_MEMBERS = f"""
+SELECT member.run_id FROM ({ROOT}) AS root JOIN fencepost_runs AS member ON {_ROUNDS}
+WHERE member.finished_at_ms IS NULL
+UNION ALL
+SELECT member.run_id FROM ({ROOT}) AS root JOIN fencepost_runs AS member ON {_SELF}
+WHERE member.finished_at_ms IS NULL"""
