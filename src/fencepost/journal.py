@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,11 +50,14 @@ def canonical(value: Any) -> bytes:
 
     Raises ValueError for what JCS cannot express (NaN, integers beyond ±(2^53−1), ...).
     """
-    if isinstance(value, _CONTAINERS) and not _has_text_names(value):
-        raise ValueError("a member's name is not a text")
     text = _encode(value)
-    # Text is written alike by both; what is left to look at are numbers and the order of names.
-    if _OTHER_NUMBER.search(_STRING.sub("", text)) or not (text.isascii() or _BMP.fullmatch(text)):
+    # Text is written alike by both; what is left to look at are numbers, and names that are no
+    # text (the encoder would quietly make one of a number) or sort otherwise.
+    if (
+        _OTHER_NUMBER.search(_STRING.sub("", text))
+        or not (text.isascii() or _BMP.fullmatch(text))
+        or not _has_text_names(value)
+    ):
         import rfc8785
 
         return rfc8785.dumps(value)
@@ -61,14 +65,19 @@ def canonical(value: Any) -> bytes:
 
 
 def _has_text_names(value: Any) -> bool:
-    """Whether every name is a text: the encoder would make one of a number, quietly."""
-    if isinstance(value, dict):
-        if not all(isinstance(name, str) for name in value):
-            return False
-        value = value.values()
-    return all(_has_text_names(item) for item in value if isinstance(item, _CONTAINERS))
+    """Whether every name in a JSON value is a str, and of no class derived from it."""
+    containers = [value] if isinstance(value, _CONTAINERS) else []
+    for container in containers:  # which grows: a container stands before what it holds
+        items: Iterable[Any] = container
+        if isinstance(container, dict):
+            if not _TEXT.issuperset(map(type, container)):
+                return False
+            items = container.values()
+        containers += [item for item in items if isinstance(item, _CONTAINERS)]
+    return True
 
 
+_TEXT = frozenset({str})
 _CONTAINERS = (dict, list, tuple)
 _encode = json.JSONEncoder(
     ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
