@@ -14,11 +14,18 @@ def load():
     site_packages = next(i for i, path in enumerate(sys.path) if "site-packages" in path)
     sys.path.insert(site_packages, "/python_modules")
 
+    from workers import import_from_javascript, python_from_rpc, python_to_rpc
+
     from entry import Default
-    from workers import python_from_rpc, python_to_rpc
+
+    runtime = import_from_javascript("cloudflare:workers")
 
     async def invoke(ctx, env, method, *args):
-        """One entrypoint object per event. Only JavaScript values leave, so no proxy is left behind."""
+        """One entrypoint object per event. Only JavaScript values leave: no proxy stays.
+
+        The module's `env` is this event's until the first await, when another may begin.
+        """
+        runtime.env = env
         result = getattr(Default(ctx, env), method)(*map(python_from_rpc, args))
         return python_to_rpc(await result if isawaitable(result) else result)
 

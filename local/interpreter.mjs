@@ -80,7 +80,8 @@ function writeFile(python, path, content) {
 function registerHostModules(python) {
   python.registerJsModule("_pyodide_entrypoint_helper", {
     doAnImport: (name) => import(name),
-    cloudflareWorkersModule: cloudflareWorkers,
+    // A module cannot be written to, and each event has an environment of its own (host.py sets it).
+    cloudflareWorkersModule: { ...cloudflareWorkers },
     cloudflareSocketsModule: cloudflareSockets,
     patchWaitUntil,
     workerEntrypoint: null,

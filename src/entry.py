@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers import WorkerEntrypoint
+from workers import WorkerEntrypoint, import_from_javascript
 
 from fencepost import routes
+
+# Its `env` is the environment without the SDK's wrappers, which look at each binding's class
+# each time; in every event it is the environment of that event until the first await.
+_runtime = import_from_javascript("cloudflare:workers")
 
 
 class Default(WorkerEntrypoint):
     """Fencepost over the D1 binding `DB`, with the secret `FENCEPOST_TOKENS`."""
 
     async def fetch(self, request: Any) -> Any:
-        return await routes.serve(request.js_object, self.env)
+        return await routes.serve(request.js_object, _runtime.env)
 
     async def scheduled(self, controller: Any, env: Any, ctx: Any) -> None:
-        await routes.purge(self.env)
+        await routes.purge(_runtime.env)

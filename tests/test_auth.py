@@ -155,7 +155,7 @@ def request(headers: Mapping[str, str]) -> Request:
     async def no_body() -> bytes:
         raise AssertionError("authentication comes before the body")
 
-    return Request("POST", "/v1/starts", {}, headers, no_body, Database(None), lambda _: TOKENS)
+    return Request("POST", "/v1/starts", {}, headers.get, no_body, Database(None), lambda _: TOKENS)
 
 
 def test_any_one_of_the_scopes_admits() -> None:

@@ -8,6 +8,7 @@ import struct
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -154,6 +155,15 @@ def test_members_stand_in_the_order_of_their_utf_16_units(names: list[str]) -> N
 
 
 # --- Properties ----------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(values)
+@example({"\U00010000": 1.0, "\uffff": [1e21, -0.0, 5e-324, 1e16, 0.1, 123456.789e3]})
+@example({'"1.0"\\': 1, "e": [True, None, "1e5", limits.INTEGER_MAX], "": {"b": {}, "a": []}})
+@example([1e-05, 1e-4, 1.05, 10.0, 100, 1e15, 1e22, 2.0**53])
+def test_the_fast_way_to_canonical_json_agrees_with_the_reference(value: Any) -> None:
+    assert journal.canonical(value) == rfc8785.dumps(value)
 
 
 @settings(max_examples=200, deadline=None)

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -116,6 +117,20 @@ def test_a_lost_reply_was_executed_and_a_dropped_batch_was_not() -> None:
             assert answer.json()["code"] == "WRITE_OUTCOME_UNKNOWN"
             assert served.start(key).status_code == expected
         assert served.start(new_key(), x_local_fault="perhaps").status_code == 400
+
+
+def test_faults_of_concurrent_requests_do_not_mix() -> None:
+    """Each event has its own environment, though the module that hands it out is one."""
+    with npm_start(FENCEPOST_PERSIST="memory", FENCEPOST_FAULTS="1") as served:
+        served.start(new_key()).raise_for_status()
+        faults = [None, "lost", "pass,lost"] * 20
+
+        def start(fault: str | None) -> int:
+            headers = {} if fault is None else {"x_local_fault": fault}
+            return served.start(new_key(), **headers).status_code
+
+        with ThreadPoolExecutor(12) as threads:
+            assert list(threads.map(start, faults)) == [201, 503, 201] * 20
 
 
 BROKEN_ENTRY = """

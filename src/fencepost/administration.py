@@ -28,7 +28,7 @@ async def get_fence(request: Request) -> Reply:
 
 
 async def post_fence_transition(request: Request) -> Reply:
-    header = request.headers.get("idempotency-key")
+    header = request.header("idempotency-key")
     key = None if header is None else wire.idempotency_key(header)
     command = wire.fence_transition(key, bodies.parse(await request.read_body()))
     moved, gate = await fence.transition(request.db, request.sender, command)

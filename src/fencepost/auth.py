@@ -36,7 +36,7 @@ def admit(request: Request, scopes: tuple[str, ...]) -> None:
 
     401 without a known token, 403 SCOPE_MISSING, 503 AUTH_UNCONFIGURED.
     """
-    grant = authenticate(request.headers.get("authorization"), request.setting("FENCEPOST_TOKENS"))
+    grant = authenticate(request.header("authorization"), request.setting("FENCEPOST_TOKENS"))
     request.principal, request.scopes = grant.principal, grant.scopes
     if not grant.scopes.intersection(scopes):
         raise errors.AuthError(

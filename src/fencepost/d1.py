@@ -7,6 +7,7 @@ facts about D1; the error texts below are matched exactly.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -96,16 +97,14 @@ class Database:
 
     async def _send(self, statements: Sequence[Statement]) -> str:
         """Cross to JavaScript and back; the JSON text of D1's results."""
-        from js import JSON
-        from pyodide.ffi import jsnull, to_js
-
-        binding = self._binding
-        prepared = []
+        javascript, prepare = _javascript(), _prepared(self._binding).statement
+        null = javascript.null
+        bound = []
         for sql, params in statements:
-            prepare = binding.prepare(sql)
-            values = [jsnull if value is None else _for_javascript(value) for value in params]
-            prepared.append(prepare.bind(*values) if values else prepare)
-        text: str = JSON.stringify(await binding.batch(to_js(prepared)))
+            statement, bind = prepare(sql)
+            values = [null if value is None else _for_javascript(value) for value in params]
+            bound.append(bind(*values) if values else statement)
+        text: str = javascript.stringify(await self._binding.batch(javascript.to_js(bound)))
         return text
 
 
@@ -114,6 +113,47 @@ class Reader:
 
     def __init__(self, db: Database) -> None:
         self.read = db.read
+
+
+# --- Across to JavaScript ----------------------------------------------------------------
+
+
+class _Javascript(NamedTuple):
+    stringify: Any
+    to_js: Any
+    null: Any
+
+
+@functools.cache
+def _javascript() -> _Javascript:
+    """What a batch needs of JavaScript, fetched once."""
+    from js import JSON
+    from pyodide.ffi import jsnull, to_js
+
+    return _Javascript(JSON.stringify, to_js, jsnull)
+
+
+class _Prepared:
+    """Statements of one binding by their SQL, unbound: a long text crosses once, not each time."""
+
+    def __init__(self, binding: Any) -> None:
+        self.binding = binding
+        self.statement = functools.lru_cache(limits.PREPARED_MAX)(self._prepare)
+
+    def _prepare(self, sql: str) -> tuple[Any, Any]:
+        statement = self.binding.prepare(sql)
+        return statement, statement.bind
+
+
+_last_prepared = _Prepared(None)
+
+
+def _prepared(binding: Any) -> _Prepared:
+    """What was prepared for this very binding. Only the last one is kept: there is one a Worker."""
+    global _last_prepared
+    if _last_prepared.binding != binding:  # of JavaScript objects: not the same one
+        _last_prepared = _Prepared(binding)
+    return _last_prepared
 
 
 def _for_javascript(value: str | float) -> str | float:

@@ -12,7 +12,7 @@ from fencepost.identifiers import Principal
 
 @dataclass(slots=True)
 class Request:
-    """One HTTP request. Header names are in lower case; the body is read on demand, once.
+    """One HTTP request. `header` takes any case of a name; the body is read on demand, once.
 
     `params`, `principal` and `scopes` are set by the dispatch before a handler runs.
     """
@@ -20,7 +20,7 @@ class Request:
     method: str
     path: str
     query: Mapping[str, str]
-    headers: Mapping[str, str]
+    header: Callable[[str], str | None]
     read_body: Callable[[], Awaitable[bytes]]
     db: Database
     setting: Callable[[str], str | None]

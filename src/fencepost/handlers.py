@@ -31,9 +31,9 @@ from fencepost.runs import Outcome, RunStatus
 
 
 async def post_start(request: Request) -> Reply:
-    key = wire.idempotency_key(request.headers.get("idempotency-key"))
+    key = wire.idempotency_key(request.header("idempotency-key"))
     start = wire.start(key, request.sender, await _body(request))
-    wait_s = wire.preferred_wait_s(request.headers.get("prefer"))
+    wait_s = wire.preferred_wait_s(request.header("prefer"))
     decision, seen = await starts.start(request.db, start, wait_s=wait_s)
     reply = answers.start_reply(decision, seen)
     if wait_s:

@@ -5,6 +5,9 @@ PARAMETERS_MAX = 100  # bound parameters a statement
 SQL_BYTES_MAX = 100_000  # text of one statement
 VALUE_BYTES_MAX = 2_000_000  # one string, and one whole row; not enforced by the local D1
 
+# Statements kept prepared, by their text; this service has some forty.
+PREPARED_MAX = 256
+
 # What a JavaScript number holds exactly: D1 answers are JSON numbers.
 INTEGER_MAX = 2**53 - 1
 

@@ -6,6 +6,7 @@ writes one structured log line, and turns the `Reply` into the runtime's respons
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 import traceback
@@ -20,6 +21,9 @@ from fencepost.identifiers import Principal, is_identifier
 from fencepost.problems import PROBLEMS
 
 Handler = Callable[[Request], Awaitable[Reply]]
+
+# What `json.dumps` would make anew for each text.
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Route(NamedTuple):
@@ -161,7 +165,7 @@ def problem_reply(error: errors.FencepostError) -> Reply:
 def log_line(request: Request, reply: Reply, pattern: str | None, elapsed_ms: float) -> str:
     """One JSON line a request: never a token, an input or a state."""
     principal = request.principal
-    return json.dumps(
+    return _dumps(
         {
             "method": request.method,
             "route": pattern,
@@ -171,12 +175,29 @@ def log_line(request: Request, reply: Reply, pattern: str | None, elapsed_ms: fl
             "run": reply.run_id or request.params.get("run_id"),
             "d1_round_trips": request.db.round_trips,
             "ms": round(elapsed_ms),
-        },
-        separators=(",", ":"),
+        }
     )
 
 
 # --- To and from the runtime -------------------------------------------------------------
+
+
+class _Javascript(NamedTuple):
+    parse: Any
+    response: Any
+    log: Any
+    error: Any
+    to_js: Any
+    null: Any
+
+
+@functools.cache
+def _javascript() -> _Javascript:
+    """What a request needs of JavaScript, fetched once."""
+    from js import JSON, Response, console
+    from pyodide.ffi import jsnull, to_js
+
+    return _Javascript(JSON.parse, Response.new, console.log, console.error, to_js, jsnull)
 
 
 async def serve(js_request: Any, env: Any) -> Any:
@@ -190,40 +211,38 @@ async def serve(js_request: Any, env: Any) -> Any:
 
 async def purge(env: Any) -> None:
     """What the cron trigger does: one purge, as the principal system:cron, and a log line."""
-    from workers import python_to_rpc
-
-    db = Database(python_to_rpc(env.DB))
+    db = Database(env.DB)
     kept = wire.retention(lambda name: getattr(env, name, None))
     purged = await retention.purge(db, Principal("system", "cron"), kept, limits.PURGE_ROWS_DEFAULT)
     _log(json.dumps({"cron": "purge", **purged._asdict(), "d1_round_trips": db.round_trips}))
 
 
 def _receive(js_request: Any, env: Any) -> Request:
-    from js import JSON, Object
-    from workers import python_to_rpc
-
     url = str(js_request.url)
     address, _, query = url.partition("#")[0].partition("?")
     path = "/" + address.split("/", 3)[3]
-    headers: dict[str, str] = json.loads(JSON.stringify(Object.fromEntries(js_request.headers)))
+    get, null = js_request.headers.get, _javascript().null
+
+    def header(name: str) -> str | None:
+        value = get(name)
+        return None if value is null else value
 
     async def read_body() -> bytes:
-        return await _read_body(js_request, headers)
+        return await _read_body(js_request, header("content-length"))
 
     return Request(
         method=str(js_request.method),
         path=path,
         query=dict(parse_qsl(query, keep_blank_values=True)) if query else {},
-        headers=headers,
+        header=header,
         read_body=read_body,
-        db=Database(python_to_rpc(env.DB)),
+        db=Database(env.DB),
         setting=lambda name: getattr(env, name, None),
     )
 
 
-async def _read_body(js_request: Any, headers: dict[str, str]) -> bytes:
+async def _read_body(js_request: Any, length: str | None) -> bytes:
     """The body, refused (413) before or as soon as it is known to be too large."""
-    length = headers.get("content-length")
     if length is not None and length.isdecimal():
         if int(length) > limits.BODY_BYTES_MAX:
             raise _too_large()
@@ -250,9 +269,7 @@ def _too_large() -> errors.InvalidRequest:
 
 
 def _send(reply: Reply, db: Database) -> Any:
-    from js import Object, Response
-    from pyodide.ffi import to_js
-
+    javascript = _javascript()
     headers = {
         "Content-Type": reply.content_type,
         "Cache-Control": "no-store",
@@ -264,19 +281,16 @@ def _send(reply: Reply, db: Database) -> Any:
     }
     body = reply.body
     if not isinstance(body, str):
-        body = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    options = {"status": reply.status, "headers": headers}
-    return Response.new(body, to_js(options, dict_converter=Object.fromEntries))
+        body = _dumps(body)
+    options = javascript.parse(_dumps({"status": reply.status, "headers": headers}))
+    # Bytes cross in one piece, a text character by character.
+    return javascript.response(javascript.to_js(body.encode()), options)
 
 
 def _log(line: str) -> None:
-    from js import console
-
-    console.log(line)
+    _javascript().log(line)
 
 
 def _complain(text: str) -> None:
     """To the operator's console; never into an answer."""
-    from js import console
-
-    console.error(text)
+    _javascript().error(text)

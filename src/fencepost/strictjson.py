@@ -27,13 +27,7 @@ def loads(data: bytes) -> Any:
         raise ValueError("The body is not UTF-8.") from None
     _check_shape(text)
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_constant=_constant,
-            parse_int=_integer,
-            parse_float=_float,
-        )
+        value = _decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"The body is not JSON: {error.msg} at character {error.pos}.") from None
     if _SURROGATE_ESCAPE.search(text):
@@ -43,7 +37,7 @@ def loads(data: bytes) -> Any:
 
 def dumps(value: Any) -> str:
     """Compact JSON text, non-ASCII left as it is. `value` came from `loads`."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _encode(value)
 
 
 def _check_shape(text: str) -> None:
@@ -90,6 +84,13 @@ def _float(digits: str) -> float:
     if not math.isfinite(value):
         raise ValueError("The body has a number that no double can hold.")
     return value
+
+
+# What `json.loads` and `json.dumps` would make anew for each text.
+_decode = json.JSONDecoder(
+    object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_float
+).decode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def _check_surrogates(value: Any) -> None:
