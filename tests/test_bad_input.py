@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import pytest
 
-from fencepost import limits, routes
+from fencepost import limits, table
 from helpers import Client, Json, Sql, a_start, an_owner, new_key
 
 MIB = limits.BODY_BYTES_MAX
@@ -421,7 +421,7 @@ def test_the_largest_integer_of_json_is_taken_wherever_an_integer_is(client: Cli
 
 # --- Tokens --------------------------------------------------------------------------------
 
-GUARDED = [route for route in routes.ROUTES if route.scopes]
+GUARDED = [route for route in table.ROUTES if route.scopes]
 BAD_AUTHORIZATIONS: list[dict[str, str]] = [
     {"Authorization": header}
     for header in [

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fencepost import routes
+from fencepost import table
 from fencepost.fence import FenceState
 from helpers import Client, Json, Sql, a_start, an_owner, new_key, round_trips
 
@@ -254,7 +254,7 @@ MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response
 
 
 def test_the_matrix_has_a_row_for_every_route() -> None:
-    assert set(MATRIX) == {(route.method, route.pattern) for route in routes.ROUTES}
+    assert set(MATRIX) == {(route.method, route.pattern) for route in table.ROUTES}
 
 
 @pytest.mark.parametrize("state", STATES)

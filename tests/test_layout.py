@@ -18,7 +18,7 @@ ORDER = [
     *("journal", "reservation", "runs", "snapshot", "transition", "ownership", "claims"),
     *("lineage", "cancellation", "release", "resolve", "retention", "decision", "starts"),
     *("strictjson", "exchange", "auth", "body", "wire", "shapes", "inventory", "answers"),
-    *("handlers", "administration", "routes", "entry"),
+    *("handlers", "administration", "table", "routes", "entry"),
 ]
 
 

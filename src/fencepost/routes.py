@@ -1,4 +1,4 @@
-"""The route table; authentication; errors into problem documents (RFC 9457).
+"""Finding a route; authentication; errors into problem documents (RFC 9457).
 
 `serve` is the whole HTTP surface: it turns the runtime's request into a `Request`, answers it,
 writes one structured log line, and turns the `Reply` into the runtime's response.
@@ -10,69 +10,18 @@ import functools
 import json
 import time
 import traceback
-from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-from fencepost import administration, auth, errors, handlers, limits, retention, wire
+from fencepost import auth, errors, limits, retention, wire
 from fencepost.d1 import Database
 from fencepost.exchange import Reply, Request
 from fencepost.identifiers import Principal, is_identifier
 from fencepost.problems import PROBLEMS
-
-Handler = Callable[[Request], Awaitable[Reply]]
+from fencepost.table import ROUTES, Route
 
 # What `json.dumps` would make anew for each text.
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-class Route(NamedTuple):
-    """`scopes`: any one of them admits; none means that no token is needed."""
-
-    method: str
-    pattern: str
-    scopes: tuple[str, ...]
-    handler: Handler
-
-
-ROUTES = (
-    Route("POST", "/v1/starts", ("start",), handlers.post_start),
-    Route("GET", "/v1/starts/{key}", ("start",), handlers.get_start),
-    Route("POST", "/v1/starts/{key}/release", ("start",), handlers.post_release),
-    Route("POST", "/v1/starts/{key}/resolve", ("operate",), administration.post_resolve),
-    Route("GET", "/v1/runs", ("read",), handlers.list_runs),
-    Route("GET", "/v1/runs/{run_id}", ("read",), handlers.get_run),
-    Route("GET", "/v1/runs/{run_id}/ownership", ("read",), handlers.list_ownership),
-    Route("GET", "/v1/runs/{run_id}/lineage", ("read",), handlers.get_lineage),
-    Route("GET", "/v1/runs/{run_id}/latest", ("read",), handlers.get_latest),
-    Route("POST", "/v1/runs/{run_id}/claim", ("work",), handlers.post_claim),
-    Route("POST", "/v1/runs/{run_id}/activate", ("work",), handlers.post_activate),
-    Route("POST", "/v1/runs/{run_id}/own", ("work",), handlers.post_own),
-    Route("POST", "/v1/runs/{run_id}/heartbeat", ("work",), handlers.post_heartbeat),
-    Route("POST", "/v1/runs/{run_id}/reconfirm", ("work",), handlers.post_reconfirm),
-    Route("POST", "/v1/runs/{run_id}/steal", ("work",), handlers.post_steal),
-    Route("POST", "/v1/runs/{run_id}/abandon", ("work",), handlers.post_abandon),
-    Route("POST", "/v1/runs/{run_id}/recover", ("work",), handlers.post_recover),
-    Route("POST", "/v1/runs/{run_id}/transition", ("work",), handlers.post_transition),
-    Route("POST", "/v1/runs/{run_id}/cancel", ("start", "operate"), handlers.post_cancel),
-    Route(
-        "POST", "/v1/runs/{run_id}/acknowledge-cancel", ("work",), handlers.post_acknowledge_cancel
-    ),
-    Route(
-        "POST",
-        "/v1/runs/{run_id}/lineage/cancel",
-        ("start", "operate"),
-        handlers.post_cancel_lineage,
-    ),
-    Route("GET", "/v1/fence", ("read",), administration.get_fence),
-    Route("POST", "/v1/fence/transitions", ("operate",), administration.post_fence_transition),
-    Route("GET", "/v1/inventory", ("operate",), administration.get_inventory),
-    Route("GET", "/v1/inventory/{category}", ("operate",), administration.get_inventory_category),
-    Route("POST", "/v1/retention/purge", ("operate",), administration.post_purge),
-    Route("GET", "/v1/audit", ("operate",), administration.list_audit),
-    Route("GET", "/v1/health", (), handlers.get_health),
-    Route("GET", "/docs/errors", (), handlers.get_error_docs),
-)
 
 _SEGMENTS = tuple((route, route.pattern.split("/")) for route in ROUTES)
 
