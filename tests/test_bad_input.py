@@ -441,17 +441,17 @@ BAD_AUTHORIZATIONS: list[dict[str, str]] = [
 ]
 
 
-def path_of(route: routes.Route, run: Json) -> str:
+def path_of(route: table.Route, run: Json) -> str:
     return route.pattern.replace("{key}", run["key"]).replace("{run_id}", run["run_id"])
 
 
-def name_of(route: routes.Route) -> str:
+def name_of(route: table.Route) -> str:
     return f"{route.method} {route.pattern}"
 
 
 @pytest.mark.parametrize("route", GUARDED, ids=name_of)
 def test_without_a_known_token_no_route_does_anything(
-    client: Client, sql: Sql, run: Json, route: routes.Route
+    client: Client, sql: Sql, run: Json, route: table.Route
 ) -> None:
     before = sql.dump()
     body = {"owner": run["owner"], "to": "completed"}
@@ -469,7 +469,7 @@ def test_without_a_known_token_no_route_does_anything(
 
 @pytest.mark.parametrize("route", GUARDED, ids=name_of)
 def test_a_token_without_the_scope_does_nothing_either(
-    client: Client, sql: Sql, run: Json, route: routes.Route
+    client: Client, sql: Sql, run: Json, route: table.Route
 ) -> None:
     without = [
         name
