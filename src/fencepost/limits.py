@@ -45,6 +45,10 @@ UNAVAILABLE_RETRY_AFTER_S = 5
 PAGE_ITEMS_DEFAULT = 100
 PAGE_ITEMS_MAX = 200
 CURSOR_CHARS_MAX = 1024
+# Events that an integrity check reads at a time.
+INTEGRITY_PAGE_ITEMS = 500
+# The canonical payload of one event; it shares a row with two hashes.
+PAYLOAD_BYTES_MAX = 1_048_576
 
 # Retention (contracts 1.6): a month to look at what ran, a year in which a key stays spent.
 RUN_RETENTION_DAYS_DEFAULT = 30

@@ -40,6 +40,7 @@ class Outcome(StrEnum):
     TRANSITIONED = "transitioned"
     RELEASED = "released"
     RESOLVED = "resolved"
+    APPENDED = "appended"
     CANCEL_REQUESTED = "cancel_requested"
     CANCEL_ACKNOWLEDGED = "cancel_acknowledged"
 
@@ -132,6 +133,7 @@ class Run:
     lineage: Lineage | None
     head: Head
     write_token: str
+    updated_at_ms: int
     created_at_ms: int
     started_at_ms: int | None
     finished_at_ms: int | None
@@ -177,6 +179,7 @@ _PLAIN = (
     "cancel_acknowledged_at_ms",
     "parent_run_id",
     "write_token",
+    "updated_at_ms",
     "created_at_ms",
     "started_at_ms",
     "finished_at_ms",

@@ -8,6 +8,7 @@ from typing import Any
 from fencepost import errors
 from fencepost.audit import Entry
 from fencepost.fence import Fence
+from fencepost.journal import Event
 from fencepost.ownership import Fact
 from fencepost.reservation import Reservation
 from fencepost.runs import Owner, Run
@@ -76,6 +77,17 @@ def fence_json(gate: Fence, *, secrets: bool) -> Json:
     if secrets:
         shape["proof_key"] = gate.proof_key
     return {**shape, "proof_run_id": gate.proof_run_id, "updated_at_ms": gate.updated_at_ms}
+
+
+def event_json(event: Event, created_at_ms: int) -> Json:
+    return {
+        "sequence": event.sequence,
+        "type": event.type,
+        "payload": json.loads(event.payload_json),
+        "prior_hash": event.prior_hash,
+        "hash": event.hash,
+        "created_at_ms": created_at_ms,
+    }
 
 
 def fact_json(fact: Fact) -> Json:

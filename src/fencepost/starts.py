@@ -61,10 +61,14 @@ def create_statements(start: Start, run_id: str, token: str) -> list[Statement]:
 
 
 def _created_event(start: Start, run_id: str) -> Event:
+    lineage = start.lineage
     payload = {
         "run_id": run_id,
         "target": start.target.as_json(),
         "fingerprint": start.fingerprint,
+        "principal": {"kind": start.principal.kind, "id": start.principal.id},
+        "lineage": lineage and {"id": lineage.id, "round": lineage.round},
+        "parent_run_id": start.parent_run_id,
         "state_sha256": journal.sha256(start.input_json),
     }
     return journal.next_event(GENESIS, "run-created", payload)

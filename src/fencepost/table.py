@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from fencepost import administration, handlers
+from fencepost import administration, handlers, history_handlers
 from fencepost.exchange import Reply, Request
 
 Handler = Callable[[Request], Awaitable[Reply]]
@@ -30,6 +30,9 @@ ROUTES = (
     Route("GET", "/v1/runs/{run_id}/ownership", ("read",), handlers.list_ownership),
     Route("GET", "/v1/runs/{run_id}/lineage", ("read",), handlers.get_lineage),
     Route("GET", "/v1/runs/{run_id}/latest", ("read",), handlers.get_latest),
+    Route("GET", "/v1/runs/{run_id}/events", ("read",), history_handlers.list_events),
+    Route("POST", "/v1/runs/{run_id}/events", ("work",), history_handlers.post_event),
+    Route("GET", "/v1/runs/{run_id}/integrity", ("read",), history_handlers.get_integrity),
     Route("POST", "/v1/runs/{run_id}/claim", ("work",), handlers.post_claim),
     Route("POST", "/v1/runs/{run_id}/activate", ("work",), handlers.post_activate),
     Route("POST", "/v1/runs/{run_id}/own", ("work",), handlers.post_own),
