@@ -32,6 +32,9 @@ CREATE TABLE IF NOT EXISTS fencepost_reservations (
   outcome TEXT,
   created_at_ms INTEGER NOT NULL,
   updated_at_ms INTEGER NOT NULL CHECK (updated_at_ms >= created_at_ms),
+  -- The key joined the run of its subject, which another key had started.
+  joined INTEGER NOT NULL CHECK (joined IN (0, 1)),
+  subject_sha256 TEXT CHECK (length(subject_sha256) = 64),
   CHECK ((target_kind = 'agent') = (thread_id IS NOT NULL)),
   CHECK (state <> 'reserved' OR claim_nonce IS NULL),
   CHECK (state <> 'started' OR claim_nonce IS NOT NULL),
@@ -145,6 +148,17 @@ CREATE TABLE IF NOT EXISTS fencepost_ownership (
   at_ms INTEGER NOT NULL,
   PRIMARY KEY (run_id, sequence)
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS fencepost_subjects (
+  principal_kind TEXT NOT NULL,
+  principal_id TEXT NOT NULL,
+  stage TEXT NOT NULL,
+  lookup_key TEXT NOT NULL CHECK (lookup_key LIKE 'change:%' OR lookup_key LIKE 'provisional:%'),
+  run_id TEXT NOT NULL,
+  PRIMARY KEY (principal_kind, principal_id, stage, lookup_key)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX IF NOT EXISTS fencepost_subjects_by_run ON fencepost_subjects (run_id);
 
 CREATE TABLE IF NOT EXISTS fencepost_audit (
   sequence INTEGER PRIMARY KEY,

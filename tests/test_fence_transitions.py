@@ -220,6 +220,7 @@ MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response
     ("GET", "/v1/runs/{run_id}/latest"): (ALWAYS, _get("/v1/runs/{run_id}/latest")),
     ("GET", "/v1/runs/{run_id}/events"): (ALWAYS, _get("/v1/runs/{run_id}/events")),
     ("POST", "/v1/runs/{run_id}/events"): (EXISTING, _run_path("events", type="noted")),
+    ("POST", "/v1/runs/{run_id}/bind-change"): (EXISTING, _run_path("bind-change", change="c")),
     ("GET", "/v1/runs/{run_id}/integrity"): (ALWAYS, _get("/v1/runs/{run_id}/integrity")),
     ("POST", "/v1/runs/{run_id}/claim"): (EXISTING, _run_path("claim")),
     ("POST", "/v1/runs/{run_id}/activate"): (EXISTING, _run_path("activate")),

@@ -16,8 +16,9 @@ MAY_TOUCH_JAVASCRIPT = {"d1.py", "routes.py", "entry.py"}
 ORDER = [
     *("limits", "identifiers", "problems", "errors", "d1", "schema", "audit", "fence"),
     *("journal", "reservation", "runs", "projection", "snapshot", "transition", "events"),
+    "subjects",
     *("ownership", "claims", "lineage", "cancellation", "release", "resolve", "retention"),
-    *("decision", "starts", "strictjson", "exchange", "auth", "body", "wire", "shapes"),
+    *("decision", "starts", "strictjson", "exchange", "auth", "body", "nouns", "wire", "shapes"),
     *("inventory", "answers", "handlers", "history_handlers", "administration", "table"),
     *("routes", "entry"),
 ]

@@ -31,6 +31,11 @@ def start_reply(decision: Decision, seen: Seen) -> Reply:
         raise seen.fence.refusal()
     if decision is Decision.RESERVED:
         raise errors.Unavailable("Others keep winning the race for this key; send it again.")
+    if decision is Decision.LOOKUP_CONFLICT:
+        raise Conflict(
+            "The names of this subject lead to different runs. Nothing was written.",
+            code="RUN_LOOKUP_CONFLICT",
+        )
     assert seen.reservation is not None
     if decision is Decision.PENDING:
         assert seen.run is not None
@@ -73,6 +78,13 @@ def _input_mismatch(held: Reservation) -> FencepostError:
     )
 
 
+def _subject_mismatch(held: Reservation) -> FencepostError:
+    return Conflict(
+        "This key was used with another subject. That start is unharmed.",
+        code="OPERATION_ID_CONFLICT",
+    )
+
+
 def _already_settled(held: Reservation) -> FencepostError:
     return Conflict(
         "The run of this key has ended and its record was purged; it will not run again.",
@@ -98,6 +110,7 @@ _REFUSALS: dict[Decision, Callable[[Reservation], FencepostError]] = {
     Decision.OWNER_MISMATCH: _owner_mismatch,
     Decision.TARGET_MISMATCH: _target_mismatch,
     Decision.INPUT_MISMATCH: _input_mismatch,
+    Decision.SUBJECT_MISMATCH: _subject_mismatch,
     Decision.ALREADY_SETTLED: _already_settled,
     Decision.UNRESOLVABLE: _unresolvable,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fencepost import answers, body, errors, events, journal, limits, shapes, wire
+from fencepost import answers, body, errors, events, journal, limits, nouns, shapes, subjects, wire
 from fencepost.events import Append
 from fencepost.exchange import Reply, Request
 from fencepost.runs import LOSSES
@@ -30,8 +30,8 @@ async def post_event(request: Request) -> Reply:
     addition = Append(
         type=members.take("type", _type),
         payload=members.take("payload", _payload, {}),
-        owner=members.take("owner", wire.owner, None),
-        expected_head=members.take("expected_head", wire.head, None),
+        owner=members.take("owner", nouns.owner, None),
+        expected_head=members.take("expected_head", nouns.head, None),
     )
     members.done()
     outcome, run, event = await events.append(
@@ -45,6 +45,17 @@ async def post_event(request: Request) -> Reply:
         "run": shapes.run_json(run),
     }
     return Reply(200, shape, run_id=run.run_id)
+
+
+async def post_bind_change(request: Request) -> Reply:
+    members = body.parse(await request.read_body())
+    owner = members.take("owner", nouns.owner)
+    change = members.take("change", nouns.change)
+    members.done()
+    run_id = request.params["run_id"]
+    return answers.verb_reply(
+        *await subjects.bind_change(request.db, run_id, request.viewer, owner, change)
+    )
 
 
 async def get_integrity(request: Request) -> Reply:

@@ -45,6 +45,8 @@ UNAVAILABLE_RETRY_AFTER_S = 5
 PAGE_ITEMS_DEFAULT = 100
 PAGE_ITEMS_MAX = 200
 CURSOR_CHARS_MAX = 1024
+# Other names of a provisional subject (contracts 4).
+ALIASES_MAX = 4
 # Events that an integrity check reads at a time.
 INTEGRITY_PAGE_ITEMS = 500
 # The canonical payload of one event; it shares a row with two hashes.

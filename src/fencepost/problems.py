@@ -85,7 +85,22 @@ PROBLEMS = {
     "START_ALREADY_SETTLED": Problem(
         409, "The key is spent", _NEVER, "Its run ended, and the record of it was purged."
     ),
+    "OPERATION_ID_CONFLICT": Problem(
+        409, "The key names another start", _NEW, "The key was used with another subject."
+    ),
+    "RUN_LOOKUP_CONFLICT": Problem(
+        409,
+        "The subject's names lead to different runs",
+        _NEVER,
+        "Start it by one name, or bind the names apart first.",
+    ),
     # A verb on a run that lost; nothing was written.
+    "CHANGE_BINDING_NOT_ALLOWED": Problem(
+        409, "The verb lost", _NEVER, "Only a design run with a provisional name takes one change."
+    ),
+    "CHANGE_RUN_ALREADY_EXISTS": Problem(
+        409, "The verb lost", _NEVER, "The change already has a live design run."
+    ),
     "ALREADY_CLAIMED": Problem(
         409, "The verb lost", _SAME, "Somebody else holds a claim on the run."
     ),

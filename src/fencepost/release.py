@@ -23,7 +23,7 @@ WHERE run_id = ?2 AND status = 'running'
   AND lease_expires_at_ms >= COALESCE(?10, {NOW_MS})
   AND head_sequence = ?7 - 1 AND head_hash = ?9
   AND EXISTS (SELECT 1 FROM fencepost_reservations
-    WHERE key = ?1 AND run_id = ?2 AND state = 'started')
+    WHERE key = ?1 AND run_id = ?2 AND state = 'started' AND joined = 0)
 RETURNING run_id
 """
 
@@ -83,7 +83,7 @@ async def release(
 def _loss(held: Reservation, run: Run | None, owner: Owner) -> Outcome | None:
     if run is None or run.owner != owner or not run.lease_is_fresh:
         return Outcome.FENCE_LOST
-    if held.state is not ReservationState.STARTED:
+    if held.state is not ReservationState.STARTED or held.joined:
         return Outcome.SNAPSHOT_CHANGED
     return None
 

@@ -66,6 +66,9 @@ class Reservation:
     outcome: str | None
     created_at_ms: int
     updated_at_ms: int
+    # Whether the key joined the run of its subject, which another key had started.
+    joined: bool = False
+    subject_sha256: str | None = None
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Reservation:
@@ -83,6 +86,8 @@ class Reservation:
             row["outcome"],
             row["created_at_ms"],
             row["updated_at_ms"],
+            bool(row["joined"]),
+            row["subject_sha256"],
         )
 
     def match(self, intent: Intent) -> Match:
@@ -125,17 +130,17 @@ _RULES: Rules = (
 )
 
 
-_COLUMNS = (
+COLUMNS = (
     "key, owner_kind, owner_id, target_kind, target_id, thread_id, fingerprint, run_id, state,"
-    " attempt, claim_nonce, outcome, created_at_ms, updated_at_ms"
+    " attempt, claim_nonce, outcome, created_at_ms, updated_at_ms, joined, subject_sha256"
 )
 
 # Decides: the key is new, and the fence admits the start. With a claim nonce (?9) the
 # reservation is born started, which saves the start a second write.
 _RESERVE = f"""
-INSERT INTO fencepost_reservations ({_COLUMNS})
+INSERT INTO fencepost_reservations ({COLUMNS})
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, CASE WHEN ?9 IS NULL THEN 'reserved' ELSE 'started' END,
-  1, ?9, NULL, stamp.now_ms, stamp.now_ms
+  1, ?9, NULL, stamp.now_ms, stamp.now_ms, 0, NULL
 FROM (SELECT COALESCE(?10, {NOW_MS}) AS now_ms) AS stamp
 WHERE {fence.admits_start_sql("?1", "?8")}
 ON CONFLICT (key) DO NOTHING
@@ -186,7 +191,7 @@ UPDATE fencepost_reservations
 SET state = 'reserved', claim_nonce = NULL, attempt = attempt + 1,
   updated_at_ms = MAX(updated_at_ms + 1,
     (SELECT updated_at_ms FROM fencepost_runs WHERE run_id = ?2))
-WHERE key = ?1 AND run_id = ?2 AND state = 'started'
+WHERE key = ?1 AND run_id = ?2 AND state = 'started' AND joined = 0
   AND EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = ?2 AND write_token = ?3)
 RETURNING run_id
 """
@@ -215,7 +220,7 @@ def settle_statement(run_id: str, token: str, outcome: str) -> Statement:
     return Statement(_SETTLE, (run_id, token, outcome))
 
 
-_READ = f"SELECT {_COLUMNS} FROM fencepost_reservations WHERE key = ?1"
+_READ = f"SELECT {COLUMNS} FROM fencepost_reservations WHERE key = ?1"
 
 
 def read_statement(key: str) -> Statement:
@@ -234,10 +239,10 @@ async def read(db: Database, key: str) -> Reservation | None:
 
 # Unsettled and settled reservations have an index each; ?1 is a JSON array of run ids.
 _BY_RUNS = f"""
-SELECT {_COLUMNS} FROM fencepost_reservations
+SELECT {COLUMNS} FROM fencepost_reservations
 WHERE state <> 'terminal' AND run_id IN (SELECT value FROM json_each(?1))
 UNION ALL
-SELECT {_COLUMNS} FROM fencepost_reservations
+SELECT {COLUMNS} FROM fencepost_reservations
 WHERE state = 'terminal' AND run_id IN (SELECT value FROM json_each(?1))
 """
 

@@ -47,7 +47,7 @@ SELECT 'resolve', ?1, ?2, held.key, ?3,
   json_object('decision', ?4), ?5,
   MAX(COALESCE(?6, {NOW_MS}), held.updated_at_ms + 1, COALESCE(run.updated_at_ms, 0))
 FROM fencepost_reservations AS held LEFT JOIN fencepost_runs AS run USING (run_id)
-WHERE held.key = ?7 AND held.state = 'started' AND held.attempt = ?8
+WHERE held.key = ?7 AND held.state = 'started' AND held.attempt = ?8 AND held.joined = 0
   AND (run.status IS NULL OR run.status = 'pending'
     OR (run.status = 'running' AND run.lease_expires_at_ms < COALESCE(?6, {NOW_MS})))
   AND run.head_sequence IS ?9 AND run.head_hash IS ?10

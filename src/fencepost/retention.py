@@ -60,6 +60,7 @@ RETURNING json_extract(after, '$.runs') AS runs,
 
 _DELETE_EVENTS = f"DELETE FROM fencepost_events WHERE run_id IN ({_DUE_RUNS})"
 _DELETE_OWNERSHIP = f"DELETE FROM fencepost_ownership WHERE run_id IN ({_DUE_RUNS})"
+_DELETE_SUBJECTS = f"DELETE FROM fencepost_subjects WHERE run_id IN ({_DUE_RUNS})"
 _DELETE_SNAPSHOTS = f"DELETE FROM fencepost_snapshots WHERE run_id IN ({_DUE_RUNS})"
 # A run that ended with its reservation unsettled (which no path of this build leaves behind)
 # settles it here; either way the key's own retention begins now.
@@ -115,6 +116,7 @@ def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -
         Statement(_DELETE_RESERVATIONS, (keys_before, size)),
         Statement(_DELETE_EVENTS, due),
         Statement(_DELETE_OWNERSHIP, due),
+        Statement(_DELETE_SUBJECTS, due),
         Statement(_DELETE_SNAPSHOTS, due),
         Statement(_RESTAMP_SETTLED, (*due, now_ms)),
         Statement(_SETTLE_UNSETTLED, (*due, now_ms)),

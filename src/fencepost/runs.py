@@ -41,6 +41,7 @@ class Outcome(StrEnum):
     RELEASED = "released"
     RESOLVED = "resolved"
     APPENDED = "appended"
+    BOUND = "bound"
     CANCEL_REQUESTED = "cancel_requested"
     CANCEL_ACKNOWLEDGED = "cancel_acknowledged"
 
@@ -60,6 +61,8 @@ class Outcome(StrEnum):
     ALREADY_REQUESTED = "already_requested"
     ALREADY_ACKNOWLEDGED = "already_acknowledged"
     CANCEL_NOT_REQUESTED = "cancel_not_requested"
+    CHANGE_BINDING_NOT_ALLOWED = "change_binding_not_allowed"
+    CHANGE_RUN_ALREADY_EXISTS = "change_run_already_exists"
 
 
 LOSSES = frozenset(
@@ -80,6 +83,8 @@ LOSSES = frozenset(
         Outcome.ALREADY_REQUESTED,
         Outcome.ALREADY_ACKNOWLEDGED,
         Outcome.CANCEL_NOT_REQUESTED,
+        Outcome.CHANGE_BINDING_NOT_ALLOWED,
+        Outcome.CHANGE_RUN_ALREADY_EXISTS,
     }
 )
 

@@ -47,6 +47,9 @@ CREATE TABLE IF NOT EXISTS fencepost_reservations (
   outcome TEXT,
   created_at_ms INTEGER NOT NULL,
   updated_at_ms INTEGER NOT NULL CHECK (updated_at_ms >= created_at_ms),
+  -- The key joined the run of its subject, which another key had started.
+  joined INTEGER NOT NULL CHECK (joined IN (0, 1)),
+  subject_sha256 TEXT CHECK (length(subject_sha256) = 64),
   CHECK ((target_kind = 'agent') = (thread_id IS NOT NULL)),
   CHECK (state <> 'reserved' OR claim_nonce IS NULL),
   CHECK (state <> 'started' OR claim_nonce IS NOT NULL),
@@ -183,6 +186,21 @@ CREATE TABLE IF NOT EXISTS fencepost_ownership (
 ) STRICT, WITHOUT ROWID
 """
 
+# What runs are about: the names by which a start finds the run that its subject already has.
+_SUBJECTS = """
+CREATE TABLE IF NOT EXISTS fencepost_subjects (
+  principal_kind TEXT NOT NULL,
+  principal_id TEXT NOT NULL,
+  stage TEXT NOT NULL,
+  lookup_key TEXT NOT NULL CHECK (lookup_key LIKE 'change:%' OR lookup_key LIKE 'provisional:%'),
+  run_id TEXT NOT NULL,
+  PRIMARY KEY (principal_kind, principal_id, stage, lookup_key)
+) STRICT, WITHOUT ROWID
+"""
+_SUBJECTS_BY_RUN = """
+CREATE INDEX IF NOT EXISTS fencepost_subjects_by_run ON fencepost_subjects (run_id)
+"""
+
 # What operators did: who, when, what and why. Written in the batch of the deed; never purged.
 _AUDIT = """
 CREATE TABLE IF NOT EXISTS fencepost_audit (
@@ -208,6 +226,7 @@ TABLES = (
     "fencepost_snapshots",
     "fencepost_events",
     "fencepost_ownership",
+    "fencepost_subjects",
     "fencepost_audit",
 )
 
@@ -227,6 +246,8 @@ STATEMENTS = tuple(
         _SNAPSHOTS,
         _EVENTS,
         _OWNERSHIP,
+        _SUBJECTS,
+        _SUBJECTS_BY_RUN,
         _AUDIT,
     )
 )

@@ -7,7 +7,7 @@ says what it means. A key is never freed by a timer.
 
 from __future__ import annotations
 
-from fencepost import errors, fence, journal, limits, reservation, schema, snapshot
+from fencepost import errors, fence, journal, limits, reservation, schema, snapshot, subjects
 from fencepost.d1 import Database, Result, Statement
 from fencepost.decision import Decision, Seen, Start, decide
 from fencepost.fence import Fence
@@ -69,6 +69,7 @@ def _created_event(start: Start, run_id: str) -> Event:
         "principal": {"kind": start.principal.kind, "id": start.principal.id},
         "lineage": lineage and {"id": lineage.id, "round": lineage.round},
         "parent_run_id": start.parent_run_id,
+        "subject": start.subject and start.subject.as_json(),
         "state_sha256": journal.sha256(start.input_json),
     }
     return journal.next_event(GENESIS, "run-created", payload)
@@ -103,8 +104,16 @@ def _seen(results: list[Result], created: bool) -> Seen:
 async def _start_new(
     db: Database, start: Start, intent: Intent, token: str, now_ms: int | None
 ) -> Seen:
+    subject = start.subject
+    if subject is None:
+        reserve = [reservation.reserve_statement(intent, token, now_ms)]
+    else:
+        reserve = [
+            subjects.reserve_statement(intent, subject, token, now_ms),
+            subjects.register_statement(start.key, token, subject),
+        ]
     statements = [
-        reservation.reserve_statement(intent, token, now_ms),
+        *reserve,
         *create_statements(start, intent.run_id, token),
         *_read_statements(start.key, now_ms),
     ]

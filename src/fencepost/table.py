@@ -32,6 +32,7 @@ ROUTES = (
     Route("GET", "/v1/runs/{run_id}/latest", ("read",), handlers.get_latest),
     Route("GET", "/v1/runs/{run_id}/events", ("read",), history_handlers.list_events),
     Route("POST", "/v1/runs/{run_id}/events", ("work",), history_handlers.post_event),
+    Route("POST", "/v1/runs/{run_id}/bind-change", ("work",), history_handlers.post_bind_change),
     Route("GET", "/v1/runs/{run_id}/integrity", ("read",), history_handlers.get_integrity),
     Route("POST", "/v1/runs/{run_id}/claim", ("work",), handlers.post_claim),
     Route("POST", "/v1/runs/{run_id}/activate", ("work",), handlers.post_activate),
