@@ -83,7 +83,7 @@ def test_a_retry_converges_when_the_first_reply_was_lost(client: Client, sql: Sq
     sql.fence("open", revision=1)
     key, operator = new_key(), client.as_("operator")
     body = {"expected": "open", "next": "draining"}
-    headers = {"Idempotency-Key": key, "X-Local-Fault": "lost"}
+    headers = {"Idempotency-Key": key, "X-Local-Fault": "lost,lost"}
     lost = operator.post("/v1/fence/transitions", body, headers=headers)
     assert lost.json()["code"] == "WRITE_OUTCOME_UNKNOWN"
     [moved] = sql("SELECT revision, updated_at_ms FROM fencepost_fence")

@@ -125,14 +125,16 @@ def test_a_purge_is_audited(client: Client, sql: Sql) -> None:
     assert entry["principal"] == {"kind": "human", "id": "olga"}
 
 
-@pytest.mark.parametrize("fault", ["drop", "lost", "pass,drop", "pass,lost"])
+@pytest.mark.parametrize(
+    "fault", ["drop", "lost", "pass,drop", "pass,lost", "pass,drop,drop", "pass,lost,drop"]
+)
 def test_a_purge_that_is_cut_off_leaves_nothing_half_deleted(
     client: Client, sql: Sql, fault: str
 ) -> None:
     runs = [ended(client, sql) for _ in range(3)]
     headers = {"X-Local-Fault": fault}
     answer = client.as_("operator").post("/v1/retention/purge", {}, headers=headers)
-    assert answer.status_code == 503
+    assert answer.status_code in (200, 503)
     for run in runs:
         assert remains(sql, run) in (set(), set(TABLES))
     purge(client)

@@ -54,6 +54,8 @@ class Database:
         self.rows_read = 0
         self.rows_written = 0
         self.elapsed_ms = 0.0
+        # What became of a write whose reply was lost (`commit.Branch`).
+        self.branch: str | None = None
 
     async def batch(self, statements: Sequence[Statement]) -> list[Result]:
         """Run the statements as one transaction, in one round trip.

@@ -118,7 +118,7 @@ async def _attempt(
         Statement(_MOVE_HEAD, (run_id, *scope(viewer), token, *chain, *who, now_ms)),
         journal.append_statement(run_id, token, event),
     ]
-    won, run, gate = await verb(db, statements, run_id, viewer, now_ms)
+    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, event.hash)
     if won:
         return Outcome.APPENDED, run, event
     gate.require_existing_run(run_id)

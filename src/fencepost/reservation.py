@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fencepost import errors, fence, limits
+from fencepost import commit, errors, fence, limits
 from fencepost.d1 import NOW_MS, Database, Rules, Statement, check_row
 from fencepost.identifiers import (
     Principal,
@@ -184,6 +184,16 @@ def claim_statement(key: str, attempt: int, claim_nonce: str, now_ms: int | None
     return Statement(_CLAIM, (key, attempt, claim_nonce, now_ms))
 
 
+_CLAIM_RECEIPT = """
+SELECT 1 AS landed FROM fencepost_reservations WHERE key = ?1 AND claim_nonce = ?2
+"""
+
+
+def claim_receipt(key: str, claim_nonce: str) -> Statement:
+    """Whether the attempt named by `claim_nonce` holds the claim of the key."""
+    return Statement(_CLAIM_RECEIPT, (key, claim_nonce))
+
+
 # Decides: started → reserved with the next attempt. Guarded by the token of the write that
 # put the run back to pending in the same batch.
 _RELEASE = """
@@ -258,13 +268,22 @@ async def reservations_for_runs(db: Database, run_ids: Sequence[str]) -> list[Re
     return [Reservation.from_row(row) for row in result.rows]
 
 
+_RESERVE_RECEIPT = """
+SELECT 1 AS landed FROM fencepost_reservations WHERE key = ?1 AND run_id = ?2
+"""
+
+
 async def reserve(db: Database, intent: Intent, now_ms: int | None = None) -> Reservation | None:
     """Reserve a key without starting it. None when the fence does not admit it.
 
     The row returned may be an older one: compare it with `match`. Does not create tables:
     only a start does (raises MissingTable).
     """
-    [_, result] = await db.batch(
-        [reserve_statement(intent, None, now_ms), read_statement(intent.key)]
+    # A reservation without a claim has no token; the run id, minted for this attempt, is it.
+    receipt = Statement(_RESERVE_RECEIPT, (intent.key, intent.run_id))
+    reserve = [reserve_statement(intent, None, now_ms)]
+    written = await commit.write(
+        db, commit.Write(reserve, [read_statement(intent.key)], receipt, inserts=True)
     )
+    [result] = written.reads
     return Reservation.from_row(result.rows[0]) if result.rows else None

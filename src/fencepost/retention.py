@@ -7,10 +7,11 @@ retention. Never purged: a run that has not ended, an unsettled reservation, the
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fencepost import audit, errors, limits
+from fencepost import audit, commit, errors, limits
 from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
 
@@ -54,8 +55,7 @@ FROM (SELECT
   (SELECT COUNT(*) FROM ({_DUE_RUNS})) AS runs,
   (SELECT COUNT(*) FROM ({_DUE_RESERVATIONS.replace("?1", "?3")})) AS reservations) AS due
 WHERE due.runs + due.reservations > 0
-RETURNING json_extract(after, '$.runs') AS runs,
-  json_extract(after, '$.reservations') AS reservations
+RETURNING sequence
 """
 
 _DELETE_EVENTS = f"DELETE FROM fencepost_events WHERE run_id IN ({_DUE_RUNS})"
@@ -96,10 +96,10 @@ async def purge(
             now_ms = int(clock.rows[0]["now_ms"])
         while limit > 0:
             size = min(limit, limits.PURGE_CHUNK_ROWS)
-            results = await db.batch(_chunk(principal, retention, size, now_ms))
-            if not results[0].rows:
+            written = await commit.write(db, _chunk(principal, retention, size, now_ms))
+            if not written.won:
                 return Purged(runs, reservations, more=False)
-            [due] = results[0].rows
+            due = json.loads(written.reads[0].rows[0]["after"])
             runs, reservations = runs + due["runs"], reservations + due["reservations"]
             limit -= size
     except errors.MissingTable:
@@ -107,12 +107,12 @@ async def purge(
     return Purged(runs, reservations, more=True)
 
 
-def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -> list[Statement]:
+def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -> commit.Write:
     runs_before = now_ms - retention.run_days * DAY_MS
     keys_before = now_ms - max(retention.key_days, retention.run_days) * DAY_MS
-    due = (runs_before, size)
-    return [
-        Statement(_AUDIT_PURGE, (*due, keys_before, *principal, mint_token(), now_ms)),
+    due, token = (runs_before, size), mint_token()
+    statements = [
+        Statement(_AUDIT_PURGE, (*due, keys_before, *principal, token, now_ms)),
         Statement(_DELETE_RESERVATIONS, (keys_before, size)),
         Statement(_DELETE_EVENTS, due),
         Statement(_DELETE_OWNERSHIP, due),
@@ -122,3 +122,5 @@ def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -
         Statement(_SETTLE_UNSETTLED, (*due, now_ms)),
         Statement(_DELETE_RUNS, due),
     ]
+    receipt = commit.audit_receipt(token)
+    return commit.Write(statements, [receipt], receipt)

@@ -123,6 +123,7 @@ def log_line(request: Request, reply: Reply, pattern: str | None, elapsed_ms: fl
             "principal": None if principal is None else str(principal),
             "run": reply.run_id or request.params.get("run_id"),
             "d1_round_trips": request.db.round_trips,
+            "branch": request.db.branch,
             "ms": round(elapsed_ms),
         }
     )
@@ -219,12 +220,13 @@ def _too_large() -> errors.InvalidRequest:
 
 def _send(reply: Reply, db: Database) -> Any:
     javascript = _javascript()
+    branch = f', commit;desc="{db.branch}"' if db.branch else ""
     headers = {
         "Content-Type": reply.content_type,
         "Cache-Control": "no-store",
         "Server-Timing": (
             f'd1;desc="{db.round_trips} round trips";dur={db.elapsed_ms:.0f}, '
-            f'rows;desc="{db.rows_read} read, {db.rows_written} written"'
+            f'rows;desc="{db.rows_read} read, {db.rows_written} written"{branch}'
         ),
         **reply.headers,
     }

@@ -7,7 +7,17 @@ says what it means. A key is never freed by a timer.
 
 from __future__ import annotations
 
-from fencepost import errors, fence, journal, limits, reservation, schema, snapshot, subjects
+from fencepost import (
+    commit,
+    errors,
+    fence,
+    journal,
+    limits,
+    reservation,
+    schema,
+    snapshot,
+    subjects,
+)
 from fencepost.d1 import Database, Result, Statement
 from fencepost.decision import Decision, Seen, Start, decide
 from fencepost.fence import Fence
@@ -92,7 +102,7 @@ def _read_statements(key: str, now_ms: int | None) -> list[Statement]:
 
 
 def _seen(results: list[Result], created: bool) -> Seen:
-    gate, held, run = results[-3:]
+    gate, held, run = results
     return Seen(
         Fence.from_rows(gate.rows),
         Reservation.from_row(held.rows[0]) if held.rows else None,
@@ -115,10 +125,11 @@ async def _start_new(
     statements = [
         *reserve,
         *create_statements(start, intent.run_id, token),
-        *_read_statements(start.key, now_ms),
     ]
-    results = await db.batch(statements)
-    return _seen(results, created=bool(results[0].rows))
+    receipt = reservation.claim_receipt(start.key, token)
+    reads = _read_statements(start.key, now_ms)
+    written = await commit.write(db, commit.Write(statements, reads, receipt, inserts=True))
+    return _seen(written.reads, created=written.won)
 
 
 # --- The batch of a key that was reserved, or released, before ---------------------------
@@ -171,13 +182,14 @@ async def _start_reserved(
         reservation.claim_statement(start.key, held.attempt, token, now_ms),
         *_restart_statements(start, seen, token),
         Statement(_ABORT_UNLESS_GRANTED, (start.key, token, held.run_id)),
-        *_read_statements(start.key, now_ms),
     ]
+    reads = _read_statements(start.key, now_ms)
+    receipt = reservation.claim_receipt(start.key, token)
     try:
-        results = await db.batch(statements)
+        written = await commit.write(db, commit.Write(statements, reads, receipt))
     except errors.ConstraintFailed:
-        return _seen(await db.read(_read_statements(start.key, now_ms)), created=False)
-    return _seen(results, created=bool(results[0].rows))
+        return _seen(await db.read(reads), created=False)
+    return _seen(written.reads, created=written.won)
 
 
 # --- Starting ----------------------------------------------------------------------------

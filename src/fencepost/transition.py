@@ -144,8 +144,10 @@ async def _attempt(
     head: Head,
     now_ms: int | None,
 ) -> tuple[Outcome, Run]:
-    statements = transition_statements(run_id, viewer, change, head, mint_token(), now_ms)
-    won, run, gate = await verb(db, statements, run_id, viewer, now_ms)
+    token = mint_token()
+    statements = transition_statements(run_id, viewer, change, head, token, now_ms)
+    event_hash = change.event(head).hash
+    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, event_hash)
     if won:
         return Outcome.TRANSITIONED, run
     return _transition_loss(run, gate, change), run
