@@ -15,10 +15,11 @@ MAY_TOUCH_JAVASCRIPT = {"d1.py", "routes.py", "entry.py"}
 # Imports point one way: a module imports only what stands to its left.
 ORDER = [
     *("limits", "identifiers", "problems", "errors", "d1", "schema", "audit", "fence"),
-    *("journal", "reservation", "runs", "snapshot", "transition", "ownership", "claims"),
-    *("lineage", "cancellation", "release", "resolve", "retention", "decision", "starts"),
+    *("journal", "reservation", "runs", "machines", "snapshot", "transition", "ownership"),
+    *("claims", "bindings", "lineage", "cancellation", "release", "resolve", "retention"),
+    *("decision", "starts"),
     *("strictjson", "exchange", "auth", "body", "wire", "shapes", "inventory", "answers"),
-    *("handlers", "administration", "table", "routes", "entry"),
+    *("handlers", "delivery_handlers", "administration", "table", "routes", "entry"),
 ]
 
 

@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fencepost import errors, fence, limits
+from fencepost import errors, fence, limits, machines
 from fencepost.body import (
     Body,
     anything,
+    guard,
     hash_text,
     identifier,
     integer,
+    movement,
     note,
     one_of,
     owner_field,
@@ -36,7 +38,7 @@ from fencepost.journal import Head
 from fencepost.ownership import EVIDENCE_KINDS, Evidence
 from fencepost.resolve import Resolution, Verdict
 from fencepost.retention import Retention
-from fencepost.runs import TERMINAL, Lineage, Owner, RunStatus
+from fencepost.runs import TERMINAL, Lineage, Owner
 from fencepost.transition import Transition
 
 # --- Headers and query -------------------------------------------------------------------
@@ -195,6 +197,7 @@ def start(key: str, principal: Principal, body: Body) -> Start:
         owner=body.take("owner", owner, None) or Owner("fencepost", 0, mint_token()),
         lease_ms=body.take("lease_ms", lease_ms, limits.LEASE_MS_DEFAULT),
         parent_run_id=body.take("parent_run_id", identifier, None),
+        machine=body.take("machine", one_of(*machines.MACHINES), None),
         lineage=rounds,
     )
     body.done()
@@ -203,13 +206,14 @@ def start(key: str, principal: Principal, body: Body) -> Start:
 
 def transition(body: Body) -> Transition:
     """The body of POST /v1/runs/{id}/transition."""
-    choices = [status for status in RunStatus if status is not RunStatus.PENDING]
+    to, move = movement(body)
     result = Transition(
         owner=body.take("owner", owner),
-        to=RunStatus(body.take("to", one_of(*choices))),
+        to=to,
+        move=move,
         state_json=body.take("state", stored_json(limits.STATE_BYTES_MAX), None),
         result_json=body.take("result", stored_json(limits.RESULT_BYTES_MAX), None),
-        cancel_requested=body.take("guard", _guard, None),
+        cancel_requested=body.take("guard", guard, None),
         expected_head=body.take("expected_head", head, None),
     )
     body.done()
@@ -287,10 +291,3 @@ async def verb(request: Request, *, lease: bool = False, evidence: bool = False)
     )
     body.done()
     return result
-
-
-def _guard(value: Any, name: str) -> Any:
-    body = Body(value, repr(name))
-    requested = body.take("cancel_requested", one_of("absent", "present"))
-    body.done()
-    return requested
