@@ -276,6 +276,12 @@ def test_a_machine_of_another_build_moves_nowhere_but_its_run_can_end(
     assert client.finish(run, "failed").status_code == 200
 
 
+def test_a_completion_with_a_move_that_does_not_end_the_machine_is_admitted_from_nowhere() -> None:
+    for state in STATES:
+        admitted = machines.admitting(RunStatus.COMPLETED, machines.Move(state))
+        assert bool(admitted) == (state in ENDS)
+
+
 # --- The registry ------------------------------------------------------------------------
 
 TOGGLE = machines.Machine(

@@ -112,15 +112,15 @@ def start_of(name: str | None) -> tuple[str | None, str | None]:
 def admitting(to: RunStatus, move: Move | None) -> frozenset[tuple[str, str]] | None:
     """The (machine, state)s from which a transition is legal, or None if from every one.
 
-    A move must be in the machine's table. Without a move only completion is restricted: the
-    machine must have ended.
+    A move must be in the machine's table, and a run is completed only with a machine that has
+    ended, by this move or before. Every other status is open to a machine that stays.
     """
     if move is not None:
         return frozenset(
             (machine.name, state)
             for machine in MACHINES.values()
             for state, following in machine.moves.items()
-            if move.to in following
+            if move.to in following and (to is not RunStatus.COMPLETED or move.to in machine.ends)
         )
     if to is RunStatus.COMPLETED:
         return frozenset((m.name, state) for m in MACHINES.values() for state in m.ends)
