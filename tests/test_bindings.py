@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from fencepost import journal, limits
+from fencepost import errors, journal, limits
+from fencepost.bindings import Binding
 from helpers import Client, Json, Sql, an_owner, round_trips, rows
 
 ROUNDS = 10
@@ -246,6 +247,38 @@ def test_a_lost_reply_converges_on_a_replay(client: Client, sql: Sql) -> None:
     assert lost.json()["code"] == "WRITE_OUTCOME_UNKNOWN"
     assert client.post(path, body).json()["outcome"] == "replayed"
     assert len(events_of(sql, run)) == 2
+
+
+def test_bindings_go_with_their_run(client: Client, sql: Sql) -> None:
+    old, young = client.started(), client.started()
+    for run in (old, young):
+        bind(client, run, a_binding(), a_binding("b")).raise_for_status()
+        client.finish(run).raise_for_status()
+    sql("UPDATE fencepost_runs SET finished_at_ms = 1 WHERE run_id = ?1", old["run_id"])
+    client.as_("operator").post("/v1/retention/purge", {}).raise_for_status()
+    count = "SELECT COUNT(*) AS n FROM fencepost_bindings WHERE run_id = ?1"
+    assert sql(count, old["run_id"]) == [{"n": 0}]
+    assert sql(count, young["run_id"]) == [{"n": 2}]
+
+
+@pytest.mark.parametrize(
+    ("rule", "changed"),
+    [
+        ("gate is a or b", {"gate": "c"}),
+        ("revision is whole, from 1 to 2^53−1", {"revision": 0}),
+        ("revision is whole, from 1 to 2^53−1", {"revision": 1.5}),
+        ("receipt_hash is 64 lowercase hexadecimal digits", {"receipt_hash": "A" * 64}),
+        ("receipt_hash is 64 lowercase hexadecimal digits", {"receipt_hash": None}),
+        ("approval_proof is a JSON object", {"approval_proof": "[]"}),
+        ("approval_proof is a JSON object", {"approval_proof": "{"}),
+    ],
+)
+def test_a_row_that_breaks_a_rule_is_refused(rule: str, changed: Json) -> None:
+    row = a_binding(approval_proof=None, created_at_ms=1)
+    assert Binding.from_row(row).place == (1, "a")
+    with pytest.raises(errors.RowCorrupt) as caught:
+        Binding.from_row({**row, **changed})
+    assert caught.value.members["rule"] == rule
 
 
 def test_without_tables_nothing_is_there_and_none_is_made(
