@@ -149,12 +149,12 @@ def test_an_expected_head_costs_one_round_trip_and_must_be_the_head(
 
 def test_only_the_owner_of_a_running_run_binds(client: Client, sql: Sql) -> None:
     run = client.started()
-    bind(client, run, a_binding()).raise_for_status()
+    head = bind(client, run, a_binding()).json()["run"]["head"]
     before = sql.dump()
     stranger = {**run, "owner": an_owner()}
     for wanted in (a_binding(), a_binding("b"), a_binding(digit="1")):
-        for head in ({}, {"expected_head": run["head"]}):
-            answer = bind(client, stranger, wanted, **head)
+        for members in ({}, {"expected_head": run["head"]}, {"expected_head": head}):
+            answer = bind(client, stranger, wanted, **members)
             assert (answer.status_code, answer.json()["outcome"]) == (409, "fence_lost")
     assert bind(client.as_("bob"), run, a_binding("b")).status_code == 404
     assert client.as_("bob").get(f"/v1/runs/{run['run_id']}/bindings").status_code == 404
