@@ -79,6 +79,10 @@ CREATE TABLE IF NOT EXISTS fencepost_runs (
   parent_run_id TEXT,
   lineage_id TEXT,
   lineage_round INTEGER CHECK (lineage_round BETWEEN 0 AND 9007199254740991),
+  -- The state machine that the run names, if any; the code says why it stands where it does.
+  machine TEXT CHECK (length(machine) BETWEEN 1 AND 200),
+  machine_state TEXT CHECK (length(machine_state) BETWEEN 1 AND 200),
+  machine_code TEXT CHECK (length(machine_code) BETWEEN 1 AND 200),
   -- The last event of the run's history; its hash chains all events before it.
   head_sequence INTEGER NOT NULL CHECK (head_sequence >= 1),
   head_hash TEXT NOT NULL CHECK (length(head_hash) = 64),
@@ -102,7 +106,9 @@ CREATE TABLE IF NOT EXISTS fencepost_runs (
   CHECK (claim_host_id IS NULL OR finished_at_ms IS NULL),
   CHECK (claim_heartbeat_at_ms IS NULL OR (claim_host_id IS NOT NULL AND status = 'running')),
   CHECK (cancel_acknowledged_at_ms IS NULL OR cancel_requested_at_ms IS NOT NULL),
-  CHECK ((lineage_id IS NULL) = (lineage_round IS NULL))
+  CHECK ((lineage_id IS NULL) = (lineage_round IS NULL)),
+  CHECK ((machine IS NULL) = (machine_state IS NULL)),
+  CHECK (machine_code IS NULL OR machine IS NOT NULL)
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX IF NOT EXISTS fencepost_runs_by_principal
@@ -159,6 +165,19 @@ CREATE TABLE IF NOT EXISTS fencepost_subjects (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX IF NOT EXISTS fencepost_subjects_by_run ON fencepost_subjects (run_id);
+
+CREATE TABLE IF NOT EXISTS fencepost_bindings (
+  run_id TEXT NOT NULL,
+  revision INTEGER NOT NULL CHECK (revision BETWEEN 1 AND 9007199254740991),
+  gate TEXT NOT NULL CHECK (gate IN ('a', 'b')),
+  receipt_hash TEXT NOT NULL CHECK (
+    length(receipt_hash) = 64 AND receipt_hash NOT GLOB '*[^0-9a-f]*'),
+  -- Canonical JSON, so that equal proofs are equal texts.
+  approval_proof TEXT CHECK (json_valid(approval_proof) AND json_type(approval_proof) = 'object'),
+  created_at_ms INTEGER NOT NULL,
+  -- In this order a list is sorted as it is stored.
+  PRIMARY KEY (run_id, revision, gate)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE IF NOT EXISTS fencepost_audit (
   sequence INTEGER PRIMARY KEY,

@@ -21,6 +21,13 @@ def test_a_new_start_is_one_round_trip_and_at_most_8_rows_written(client: Client
     assert rows(answer)[1] <= 8
 
 
+def test_a_new_start_with_a_machine_is_no_dearer(client: Client) -> None:
+    client.started()
+    answer = client.start(new_key(), a_start(machine="delivery"))
+    assert (answer.status_code, round_trips(answer)) == (201, 1)
+    assert rows(answer)[1] <= 8
+
+
 def test_a_replay_is_one_round_trip_and_writes_nothing(client: Client) -> None:
     run = client.started()
     client.finish(run).raise_for_status()
@@ -60,6 +67,9 @@ def test_health_does_not_touch_the_database(client: Client) -> None:
     assert round_trips(client.get("/v1/health")) == 0
 
 
+BINDING = {"gate": "a", "revision": 1, "receipt_hash": "0" * 64}
+
+
 def keyed_reads(client: Client) -> Json:
     """Rows read by each keyed operation, on a run of its own."""
     run = client.started()
@@ -72,6 +82,8 @@ def keyed_reads(client: Client) -> Json:
         "read start": client.get(f"/v1/starts/{run['key']}"),
         "heartbeat": client.verb(run, "heartbeat"),
         "own": client.post(f"/v1/runs/{waiting['run_id']}/own", {"owner": an_owner()}),
+        "bind": client.verb(run, "bindings", bindings=[BINDING]),
+        "bindings": client.get(f"/v1/runs/{run['run_id']}/bindings"),
         "transition": client.finish(run),
         "replay": client.start(run["key"]),
         "page": client.get("/v1/runs", params={"limit": 1}),
@@ -87,6 +99,7 @@ COPIES = 2000
 def many_runs(client: Client, sql: Sql) -> Iterator[None]:
     """Thousands of reservations and runs, copied from one."""
     run = client.started()
+    client.verb(run, "bindings", bindings=[BINDING]).raise_for_status()
 
     def columns(table: str, **changed: str) -> tuple[str, str]:
         names = [row["name"] for row in sql(f"SELECT name FROM pragma_table_info('{table}')")]
@@ -98,6 +111,7 @@ def many_runs(client: Client, sql: Sql) -> Iterator[None]:
         "fencepost_events": {"run_id": "run_id || '-' || n"},
         "fencepost_ownership": {"run_id": "run_id || '-' || n"},
         "fencepost_snapshots": {"run_id": "run_id || '-' || n"},
+        "fencepost_bindings": {"run_id": "run_id || '-' || n"},
     }.items():
         names, values = columns(table, **changed)
         sql(
@@ -107,7 +121,7 @@ def many_runs(client: Client, sql: Sql) -> Iterator[None]:
             run["run_id"],
         )
     yield
-    for table in ("reservations", "runs", "events", "ownership", "snapshots"):
+    for table in ("reservations", "runs", "events", "ownership", "snapshots", "bindings"):
         sql(f"DELETE FROM fencepost_{table} WHERE run_id LIKE ?1", f"{run['run_id'][:30]}-%")
         sql(f"DELETE FROM fencepost_{table} WHERE run_id LIKE 'run%-%'")
 

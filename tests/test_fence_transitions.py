@@ -198,6 +198,7 @@ def _start(run: Json, verb: str) -> str:
     return f"/v1/starts/{run['key']}/{verb}"
 
 
+BINDINGS = [{"gate": "a", "revision": 1, "receipt_hash": "0" * 64}]
 RESOLUTION = {"decision": "executed", "attempt": 1, "note": "seen in the ledger"}
 
 # One row a route: its class, and a request that would succeed if it were admitted (`run` is a
@@ -237,6 +238,8 @@ MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response
         ALWAYS,
         _operate("/v1/runs/{run_id}/lineage/cancel", {}),
     ),
+    ("GET", "/v1/runs/{run_id}/bindings"): (ALWAYS, _get("/v1/runs/{run_id}/bindings")),
+    ("POST", "/v1/runs/{run_id}/bindings"): (EXISTING, _run_path("bindings", bindings=BINDINGS)),
     ("GET", "/v1/fence"): (ALWAYS, _get("/v1/fence")),
     ("POST", "/v1/fence/transitions"): (
         ALWAYS,

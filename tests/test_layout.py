@@ -16,12 +16,11 @@ MAY_TOUCH_JAVASCRIPT = {"d1.py", "routes.py", "entry.py"}
 ORDER = [
     *("limits", "identifiers", "problems", "errors", "d1", "commit", "schema", "audit"),
     "fence",
-    *("journal", "reservation", "runs", "projection", "snapshot", "transition", "events"),
-    "subjects",
-    *("ownership", "claims", "lineage", "cancellation", "release", "resolve", "retention"),
-    *("decision", "starts", "strictjson", "exchange", "auth", "body", "nouns", "wire", "shapes"),
-    *("inventory", "answers", "handlers", "history_handlers", "administration", "table"),
-    *("routes", "entry"),
+    *("journal", "reservation", "runs", "machines", "projection", "snapshot", "transition"),
+    *("events", "subjects", "ownership", "claims", "bindings", "lineage", "cancellation"),
+    *("release", "resolve", "retention", "decision", "starts", "strictjson", "exchange", "auth"),
+    *("body", "nouns", "wire", "shapes", "inventory", "answers", "handlers"),
+    *("history_handlers", "delivery_handlers", "administration", "table", "routes", "entry"),
 ]
 
 

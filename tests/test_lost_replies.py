@@ -139,6 +139,10 @@ ROWS: dict[str, Row] = {
     ),
     "/v1/runs/{run_id}/events": Row(verb("events", type="noted", payload=1), reads_first=1),
     "/v1/runs/{run_id}/bind-change": Row(bind_change, design, reads_first=1),
+    "/v1/runs/{run_id}/bindings": Row(
+        verb("bindings", bindings=[{"gate": "a", "revision": 1, "receipt_hash": "a" * 64}]),
+        reads_first=1,
+    ),
     "/v1/runs/{run_id}/cancel": Row(operate("/v1/runs/{run_id}/cancel"), again=409),
     "/v1/runs/{run_id}/acknowledge-cancel": Row(
         verb("acknowledge-cancel"), cancel_requested, again=409

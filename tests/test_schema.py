@@ -74,6 +74,25 @@ BROKEN = {
     "half a claim": "UPDATE fencepost_runs SET claim_host_id = 'h'",
     "an end of a run that runs": "UPDATE fencepost_runs SET finished_at_ms = 5",
     "an unknown status": "UPDATE fencepost_runs SET status = 'lost'",
+    "half a machine": "UPDATE fencepost_runs SET machine = 'delivery'",
+    "a state of no machine": "UPDATE fencepost_runs SET machine_state = 'created'",
+    "a code of no machine": "UPDATE fencepost_runs SET machine_code = 'c'",
+    "a binding at no gate": (
+        "INSERT INTO fencepost_bindings SELECT run_id, 1, 'c', head_hash, NULL, 1 "
+        "FROM fencepost_runs"
+    ),
+    "a binding in revision 0": (
+        "INSERT INTO fencepost_bindings SELECT run_id, 0, 'a', head_hash, NULL, 1 "
+        "FROM fencepost_runs"
+    ),
+    "a receipt that is no hash": (
+        "INSERT INTO fencepost_bindings SELECT run_id, 1, 'a', upper(head_hash) || 'G', NULL, 1 "
+        "FROM fencepost_runs"
+    ),
+    "a proof that is no object": (
+        "INSERT INTO fencepost_bindings SELECT run_id, 1, 'a', head_hash, '[]', 1 "
+        "FROM fencepost_runs"
+    ),
     "half a lineage": "UPDATE fencepost_runs SET lineage_id = 'l'",
     "an acknowledgement without a request": (
         "UPDATE fencepost_runs SET cancel_acknowledged_at_ms = 5"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from fencepost import errors, limits, shapes
 from fencepost.decision import Decision, Seen
@@ -13,6 +14,7 @@ from fencepost.fence import Fence, Moved
 from fencepost.problems import PROBLEMS
 from fencepost.reservation import Reservation
 from fencepost.runs import LOSSES, Outcome, Run
+from fencepost.transition import Transition
 
 # --- Starts ------------------------------------------------------------------------------
 
@@ -169,7 +171,7 @@ def verb_reply(outcome: Outcome, run: Run) -> Reply:
     return Reply(200, body, run_id=run.run_id)
 
 
-def loss(outcome: Outcome, run: Run | None) -> Conflict:
+def loss(outcome: Outcome, run: Run | None, **members: Any) -> Conflict:
     """A verb that lost: 409, the outcome named, the run without state and result."""
     code = outcome.upper()
     return Conflict(
@@ -177,4 +179,14 @@ def loss(outcome: Outcome, run: Run | None) -> Conflict:
         code=code,
         outcome=outcome,
         run=run and shapes.run_json(run, content=False),
+        **members,
     )
+
+
+def transition_reply(outcome: Outcome, run: Run, change: Transition) -> Reply:
+    """As `verb_reply`; an illegal transition says from where and to where."""
+    if outcome is Outcome.ILLEGAL_TRANSITION:
+        to = change.to if change.move is None else change.move.to
+        move = {"from": run.machine and run.machine.state, "to": to}
+        raise loss(outcome, run, **move)
+    return verb_reply(outcome, run)

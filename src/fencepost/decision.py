@@ -19,6 +19,8 @@ class Start:
     """What a caller asks to be started exactly once.
 
     `input_json` becomes the run's first state, so that whoever takes the run over finds it.
+    `machine` is a name in `machines.MACHINES`. It is no part of what the key means: a retry that
+    names another replays.
     """
 
     key: str
@@ -31,6 +33,7 @@ class Start:
     parent_run_id: str | None = None
     lineage: Lineage | None = None
     subject: Subject | None = None
+    machine: str | None = None
 
 
 def fingerprint(target: Target, input: Any, lineage: Lineage | None) -> str:

@@ -16,7 +16,16 @@ from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
 from fencepost.projection import Projection
 from fencepost.runs import Outcome, Owner, Run
-from fencepost.snapshot import VISIBLE, found, not_found, read, read_statement, scope, verb
+from fencepost.snapshot import (
+    VISIBLE,
+    contended,
+    found,
+    not_found,
+    read,
+    read_statement,
+    scope,
+    verb,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +105,7 @@ async def append(
         if outcome is not Outcome.HEAD_CHANGED:
             return outcome, run, event
         head = run.head
-    raise errors.Unavailable(
-        "Others keep adding to this history. Nothing was written; send it again.",
-        retry_after_s=1,
-    )
+    raise contended()
 
 
 async def _attempt(

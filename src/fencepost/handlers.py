@@ -181,9 +181,8 @@ async def list_ownership(request: Request) -> Reply:
 async def post_transition(request: Request) -> Reply:
     change = wire.transition(await _body(request))
     run_id = request.params["run_id"]
-    return answers.verb_reply(
-        *await transition.transition(request.db, run_id, request.viewer, change)
-    )
+    outcome, run = await transition.transition(request.db, run_id, request.viewer, change)
+    return answers.transition_reply(outcome, run, change)
 
 
 # --- The deployment ----------------------------------------------------------------------

@@ -61,6 +61,10 @@ PURGE_CHUNK_ROWS = 100
 PURGE_ROWS_DEFAULT = 1_000
 PURGE_ROWS_MAX = 10_000
 
+# Delivery bindings: one transaction each request; a proof is evidence, not the thing itself.
+BINDINGS_MAX = 50
+APPROVAL_PROOF_BYTES_MAX = 16_384
+
 # An operator's note (UTF-16 units do not matter here: it is for people).
 NOTE_CHARS_MAX = 1_000
 

@@ -122,6 +122,18 @@ PROBLEMS = {
     "HEAD_CHANGED": Problem(
         409, "The verb lost", _NEVER, "The run's history does not end where the request expects."
     ),
+    "ILLEGAL_TRANSITION": Problem(
+        409,
+        "The verb lost",
+        _NEVER,
+        "The run's machine does not move from `from` to `to`, or the run names no machine.",
+    ),
+    "DELIVERY_REVISION_CONFLICT": Problem(
+        409,
+        "The verb lost",
+        _NEVER,
+        "The gate has another delivery in this revision; what was bound stays.",
+    ),
     "CLAIM_LOST": Problem(
         409, "The verb lost", _NEVER, "The run is not claimed by this claimant (any more)."
     ),

@@ -7,6 +7,7 @@ from typing import Any
 
 from fencepost import journal
 from fencepost.journal import Event
+from fencepost.machines import MACHINES
 from fencepost.runs import TERMINAL, Run
 
 # Ownership moves a run that waits to `running` without an event; everything else has one.
@@ -23,6 +24,7 @@ class Projection:
         self.status_at_ms = 0
         self.state_sha256: str | None = None
         self.result_sha256: str | None = None
+        self.machine: tuple[str, str, str | None] | None = None
 
     def apply(self, event: Event, run_id: str, at_ms: int) -> str | None:
         """Take in one event; the rule that it breaks, or None."""
@@ -34,6 +36,7 @@ class Projection:
             if payload.get("run_id") != run_id:
                 return "run-created names this run"
             self.created, self.created_at_ms = payload, at_ms
+        self._move_machine(event.type, payload)
         status = _status(event.type, payload)
         if status is not None:
             self.status, self.status_at_ms = status, at_ms
@@ -41,6 +44,14 @@ class Projection:
             self.state_sha256 = payload.get("state_sha256", self.state_sha256)
             self.result_sha256 = payload.get("result_sha256", self.result_sha256)
         return None
+
+    def _move_machine(self, type: str, payload: dict[str, Any]) -> None:
+        if type == "run-created" and payload.get("machine"):
+            name = payload["machine"]
+            self.machine = (name, MACHINES[name].initial, None)
+        elif type == "state-transitioned" and "machine" in payload and self.machine:
+            move = payload["machine"]
+            self.machine = (self.machine[0], move["to"], move.get("code"))
 
     def mismatch(self, run: Run) -> str | None:
         """The first thing that the run row says otherwise, or None."""
@@ -57,6 +68,7 @@ class Projection:
             "finished_at_ms": run.finished_at_ms in (None, self.status_at_ms),
             "state": _sha256(run.state_json) == self.state_sha256,
             "result": _sha256(run.result_json) == self.result_sha256,
+            "machine": self.machine == _machine(run),
         }
         wrong = next((name for name, holds in checks.items() if not holds), None)
         return None if wrong is None else f"the run's {wrong} is what its history says"
@@ -79,6 +91,11 @@ def _status(type: str, payload: dict[str, Any]) -> str | None:
         case "state-transitioned":
             return str(payload["to"])
     return None
+
+
+def _machine(run: Run) -> tuple[str, str, str | None] | None:
+    held = run.machine
+    return None if held is None else (held.name, held.state, held.code)
 
 
 def _sha256(text: str | None) -> str | None:

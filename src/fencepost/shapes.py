@@ -7,11 +7,12 @@ from typing import Any
 
 from fencepost import errors
 from fencepost.audit import Entry
+from fencepost.bindings import Binding
 from fencepost.fence import Fence
 from fencepost.journal import Event
 from fencepost.ownership import Fact
 from fencepost.reservation import Reservation
-from fencepost.runs import Owner, Run
+from fencepost.runs import MachineState, Owner, Run
 
 Json = dict[str, Any]
 
@@ -42,12 +43,20 @@ def run_json(run: Run, *, content: bool = True) -> Json:
         "parent_run_id": run.parent_run_id,
         "lineage": rounds and {"id": rounds.id, "round": rounds.round},
         "head": {"sequence": run.head.sequence, "hash": run.head.hash},
-        "machine": None,
+        "machine": _machine_json(run.machine),
     }
     if content:
         shape["state"] = _stored("state", run.state_json)
         shape["result"] = _stored("result", run.result_json)
     return shape
+
+
+def _machine_json(machine: MachineState | None) -> Json | None:
+    """The code only while there is one."""
+    if machine is None:
+        return None
+    code = {} if machine.code is None else {"code": machine.code}
+    return {"name": machine.name, "state": machine.state, **code}
 
 
 def _stored(name: str, text: str | None) -> Any:
@@ -98,6 +107,14 @@ def fact_json(fact: Fact) -> Json:
         "generation": fact.generation,
         "granted_at_ms": fact.granted_at_ms,
         "at_ms": fact.at_ms,
+    }
+
+
+def binding_json(binding: Binding) -> Json:
+    return {
+        "approval_proof": None,
+        **binding.as_json(),
+        "created_at_ms": binding.created_at_ms,
     }
 
 

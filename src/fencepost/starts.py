@@ -7,12 +7,15 @@ says what it means. A key is never freed by a timer.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fencepost import (
     commit,
     errors,
     fence,
     journal,
     limits,
+    machines,
     reservation,
     schema,
     snapshot,
@@ -32,11 +35,11 @@ from fencepost.runs import Run
 _CREATE_RUN = """
 INSERT INTO fencepost_runs (run_id, principal_kind, principal_id, target_kind, target_id,
   thread_id, status, owner_host_id, owner_pid, owner_nonce, generation, heartbeat_at_ms, lease_ms,
-  lease_expires_at_ms, parent_run_id, lineage_id, lineage_round, head_sequence, head_hash,
-  write_token, updated_at_ms, created_at_ms, started_at_ms)
+  lease_expires_at_ms, parent_run_id, lineage_id, lineage_round, machine, machine_state,
+  head_sequence, head_hash, write_token, updated_at_ms, created_at_ms, started_at_ms)
 SELECT run_id, owner_kind, owner_id, target_kind, target_id, thread_id,
-  'running', ?3, ?4, ?5, 1, updated_at_ms, ?6, updated_at_ms + ?6, ?7, ?8, ?9, ?10, ?11,
-  ?2, updated_at_ms, updated_at_ms, updated_at_ms
+  'running', ?3, ?4, ?5, 1, updated_at_ms, ?6, updated_at_ms + ?6, ?7, ?8, ?9, ?13, ?14,
+  ?10, ?11, ?2, updated_at_ms, updated_at_ms, updated_at_ms
 FROM fencepost_reservations WHERE key = ?1 AND claim_nonce = ?2 AND run_id = ?12
 """
 
@@ -62,7 +65,7 @@ def create_statements(start: Start, run_id: str, token: str) -> list[Statement]:
     owner, lineage = start.owner, start.lineage
     rounds = (None, None) if lineage is None else (lineage.id, lineage.round)
     run = (start.key, token, owner.host_id, owner.pid, owner.nonce, start.lease_ms)
-    head = (event.sequence, event.hash, run_id)
+    head = (event.sequence, event.hash, run_id, *machines.start_of(start.machine))
     return [
         Statement(_CREATE_RUN, (*run, start.parent_run_id, *rounds, *head)),
         Statement(_CREATE_SNAPSHOT, (run_id, token, start.input_json)),
@@ -72,7 +75,7 @@ def create_statements(start: Start, run_id: str, token: str) -> list[Statement]:
 
 def _created_event(start: Start, run_id: str) -> Event:
     lineage = start.lineage
-    payload = {
+    payload: dict[str, Any] = {
         "run_id": run_id,
         "target": start.target.as_json(),
         "fingerprint": start.fingerprint,
@@ -82,6 +85,8 @@ def _created_event(start: Start, run_id: str) -> Event:
         "subject": start.subject and start.subject.as_json(),
         "state_sha256": journal.sha256(start.input_json),
     }
+    if start.machine is not None:
+        payload["machine"] = start.machine
     return journal.next_event(GENESIS, "run-created", payload)
 
 

@@ -12,12 +12,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from fencepost import errors, fence, journal, limits
+from fencepost import fence, journal, limits
 from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
 from fencepost.reservation import COLUMNS, Intent
 from fencepost.runs import Outcome, Owner, Run
-from fencepost.snapshot import VISIBLE, read, scope, verb
+from fencepost.snapshot import VISIBLE, contended, read, scope, verb
 
 DESIGN = "design"
 
@@ -169,10 +169,7 @@ async def bind_change(
         if outcome is not None:
             return outcome, run
         head = run.head
-    raise errors.Unavailable(
-        "Others keep adding to this history. Nothing was written; send it again.",
-        retry_after_s=1,
-    )
+    raise contended()
 
 
 async def _bind_loss(db: Database, run: Run, owner: Owner, name: str) -> Outcome | None:

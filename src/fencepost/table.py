@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from fencepost import administration, handlers, history_handlers
+from fencepost import administration, delivery_handlers, handlers, history_handlers
 from fencepost.exchange import Reply, Request
 
 Handler = Callable[[Request], Awaitable[Reply]]
@@ -53,6 +53,8 @@ ROUTES = (
         ("start", "operate"),
         handlers.post_cancel_lineage,
     ),
+    Route("GET", "/v1/runs/{run_id}/bindings", ("read",), delivery_handlers.list_bindings),
+    Route("POST", "/v1/runs/{run_id}/bindings", ("work",), delivery_handlers.post_bindings),
     Route("GET", "/v1/fence", ("read",), administration.get_fence),
     Route("POST", "/v1/fence/transitions", ("operate",), administration.post_fence_transition),
     Route("GET", "/v1/inventory", ("operate",), administration.get_inventory),

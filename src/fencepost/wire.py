@@ -7,12 +7,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fencepost import errors, fence, limits, nouns
+from fencepost import errors, fence, limits, machines, nouns
 from fencepost.body import (
     Body,
     anything,
+    guard,
     identifier,
     integer,
+    movement,
     note,
     one_of,
     parse,
@@ -31,7 +33,7 @@ from fencepost.identifiers import (
 from fencepost.ownership import Evidence
 from fencepost.resolve import Resolution, Verdict
 from fencepost.retention import Retention
-from fencepost.runs import TERMINAL, Owner, RunStatus
+from fencepost.runs import TERMINAL, Owner
 from fencepost.transition import Transition
 
 # --- Headers and query -------------------------------------------------------------------
@@ -141,6 +143,7 @@ def start(key: str, principal: Principal, body: Body) -> Start:
         owner=body.take("owner", nouns.owner, None) or Owner("fencepost", 0, mint_token()),
         lease_ms=body.take("lease_ms", lease_ms, limits.LEASE_MS_DEFAULT),
         parent_run_id=body.take("parent_run_id", identifier, None),
+        machine=body.take("machine", one_of(*machines.MACHINES), None),
         lineage=rounds,
         subject=body.take("subject", nouns.subject, None),
     )
@@ -150,13 +153,14 @@ def start(key: str, principal: Principal, body: Body) -> Start:
 
 def transition(body: Body) -> Transition:
     """The body of POST /v1/runs/{id}/transition."""
-    choices = [status for status in RunStatus if status is not RunStatus.PENDING]
+    to, move = movement(body)
     result = Transition(
         owner=body.take("owner", nouns.owner),
-        to=RunStatus(body.take("to", one_of(*choices))),
+        to=to,
+        move=move,
         state_json=body.take("state", stored_json(limits.STATE_BYTES_MAX), None),
         result_json=body.take("result", stored_json(limits.RESULT_BYTES_MAX), None),
-        cancel_requested=body.take("guard", _guard, None),
+        cancel_requested=body.take("guard", guard, None),
         expected_head=body.take("expected_head", nouns.head, None),
     )
     body.done()
@@ -234,10 +238,3 @@ async def verb(request: Request, *, lease: bool = False, evidence: bool = False)
     )
     body.done()
     return result
-
-
-def _guard(value: Any, name: str) -> Any:
-    body = Body(value, repr(name))
-    requested = body.take("cancel_requested", one_of("absent", "present"))
-    body.done()
-    return requested
