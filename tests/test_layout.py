@@ -16,9 +16,10 @@ MAY_TOUCH_JAVASCRIPT = {"d1.py", "routes.py", "entry.py"}
 ORDER = [
     *("limits", "identifiers", "problems", "errors", "d1", "schema", "audit", "fence"),
     *("journal", "reservation", "runs", "snapshot", "transition", "ownership", "claims"),
-    *("lineage", "cancellation", "release", "resolve", "retention", "decision", "starts"),
+    *("operations", "leases", "lineage", "cancellation", "release", "resolve", "retention"),
+    *("decision", "starts"),
     *("strictjson", "exchange", "auth", "body", "wire", "shapes", "inventory", "answers"),
-    *("handlers", "administration", "table", "routes", "entry"),
+    *("handlers", "administration", "operation_handlers", "table", "routes", "entry"),
 ]
 
 

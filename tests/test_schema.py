@@ -41,6 +41,8 @@ def test_no_other_path_creates_a_table(client: Client, empty_database: Sql) -> N
         client.post("/v1/runs/r/own", {"owner": owner}),
         client.post("/v1/runs/r/heartbeat", {"owner": owner}),
         client.post("/v1/runs/r/transition", {"owner": owner, "to": "completed"}),
+        client.get("/v1/runs/r/operations/o"),
+        client.post("/v1/runs/r/operations/o/acquire", {"owner": owner, "ttl_ms": 1000}),
     ):
         assert answer.status_code in (200, 404), answer.text
     assert empty_database("SELECT name FROM sqlite_master WHERE name LIKE 'fencepost%'") == []
@@ -86,6 +88,17 @@ BROKEN = {
     "attempt 0": "UPDATE fencepost_reservations SET attempt = 0",
     "an agent without a thread": "UPDATE fencepost_reservations SET target_kind = 'agent'",
     "a state that is not JSON": "UPDATE fencepost_snapshots SET state = '{'",
+    "a running operation without a lease": (
+        "UPDATE fencepost_operations SET lease_expires_at_ms = NULL"
+    ),
+    "an interrupted operation with a lease": (
+        "UPDATE fencepost_operations SET state = 'interrupted'"
+    ),
+    "a committed operation without an outcome": (
+        "UPDATE fencepost_operations SET state = 'committed', lease_expires_at_ms = NULL"
+    ),
+    "an outcome of an operation that runs": "UPDATE fencepost_operations SET outcome = '1'",
+    "an operation in upper case": "UPDATE fencepost_operations SET operation_id = 'STEP'",
     "proof-only without a key": (
         "INSERT INTO fencepost_fence (id, state, updated_at_ms) "
         "VALUES ('deployment', 'proof-only', 1)"
@@ -98,6 +111,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("statement", BROKEN.values(), ids=BROKEN)
 def test_the_tables_refuse(client: Client, sql: Sql, statement: str) -> None:
-    client.started()
+    sql("DELETE FROM fencepost_operations")
+    client.operation(client.started(), "acquire", ttl_ms=60_000).raise_for_status()
     with pytest.raises(D1Failure, match="SQLITE_CONSTRAINT"):
         sql(statement)

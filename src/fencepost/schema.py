@@ -183,6 +183,35 @@ CREATE TABLE IF NOT EXISTS fencepost_ownership (
 ) STRICT, WITHOUT ROWID
 """
 
+# Named, leased, replayable steps inside a run. An outcome stays as long as its run.
+_OPERATIONS = """
+CREATE TABLE IF NOT EXISTS fencepost_operations (
+  run_id TEXT NOT NULL,
+  operation_id TEXT NOT NULL CHECK (
+    length(operation_id) BETWEEN 1 AND 128 AND operation_id = lower(operation_id)),
+  kind TEXT NOT NULL CHECK (kind = 'lease'),
+  payload_fingerprint TEXT NOT NULL CHECK (length(payload_fingerprint) = 64),
+  state TEXT NOT NULL CHECK (state IN ('running', 'committed', 'interrupted')),
+  -- Names the last lease: the present one while the operation runs.
+  lease_token TEXT NOT NULL,
+  lease_expires_at_ms INTEGER,
+  -- JSON; a committed null is the text null.
+  outcome TEXT CHECK (json_valid(outcome)),
+  write_token TEXT NOT NULL,
+  created_at_ms INTEGER NOT NULL,
+  updated_at_ms INTEGER NOT NULL CHECK (updated_at_ms >= created_at_ms),
+  PRIMARY KEY (run_id, operation_id),
+  CHECK ((state = 'running') = (lease_expires_at_ms IS NOT NULL)),
+  CHECK ((state = 'committed') = (outcome IS NOT NULL))
+) STRICT, WITHOUT ROWID
+"""
+
+# For the drain inventory.
+_OPERATIONS_RUNNING = """
+CREATE INDEX IF NOT EXISTS fencepost_operations_running
+ON fencepost_operations (run_id, operation_id) WHERE state = 'running'
+"""
+
 # What operators did: who, when, what and why. Written in the batch of the deed; never purged.
 _AUDIT = """
 CREATE TABLE IF NOT EXISTS fencepost_audit (
@@ -208,6 +237,7 @@ TABLES = (
     "fencepost_snapshots",
     "fencepost_events",
     "fencepost_ownership",
+    "fencepost_operations",
     "fencepost_audit",
 )
 
@@ -227,6 +257,8 @@ STATEMENTS = tuple(
         _SNAPSHOTS,
         _EVENTS,
         _OWNERSHIP,
+        _OPERATIONS,
+        _OPERATIONS_RUNNING,
         _AUDIT,
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from fencepost import administration, handlers
+from fencepost import operation_handlers as operations
 from fencepost.exchange import Reply, Request
 
 Handler = Callable[[Request], Awaitable[Reply]]
@@ -49,6 +50,37 @@ ROUTES = (
         ("start", "operate"),
         handlers.post_cancel_lineage,
     ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/acquire",
+        ("work",),
+        operations.post_acquire,
+    ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/renew",
+        ("work",),
+        operations.post_renew,
+    ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/assert",
+        ("work",),
+        operations.post_assert,
+    ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/commit",
+        ("work",),
+        operations.post_commit,
+    ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/interrupt",
+        ("work",),
+        operations.post_interrupt,
+    ),
+    Route("GET", "/v1/runs/{run_id}/operations/{op}", ("read",), operations.get_operation),
     Route("GET", "/v1/fence", ("read",), administration.get_fence),
     Route("POST", "/v1/fence/transitions", ("operate",), administration.post_fence_transition),
     Route("GET", "/v1/inventory", ("operate",), administration.get_inventory),
