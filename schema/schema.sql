@@ -179,6 +179,29 @@ CREATE TABLE IF NOT EXISTS fencepost_bindings (
   PRIMARY KEY (run_id, revision, gate)
 ) STRICT, WITHOUT ROWID;
 
+CREATE TABLE IF NOT EXISTS fencepost_operations (
+  run_id TEXT NOT NULL,
+  operation_id TEXT NOT NULL CHECK (
+    length(operation_id) BETWEEN 1 AND 128 AND operation_id = lower(operation_id)),
+  kind TEXT NOT NULL CHECK (kind = 'lease'),
+  payload_fingerprint TEXT NOT NULL CHECK (length(payload_fingerprint) = 64),
+  state TEXT NOT NULL CHECK (state IN ('running', 'committed', 'interrupted')),
+  -- Names the last lease: the present one while the operation runs.
+  lease_token TEXT NOT NULL,
+  lease_expires_at_ms INTEGER,
+  -- JSON; a committed null is the text null.
+  outcome TEXT CHECK (json_valid(outcome)),
+  write_token TEXT NOT NULL,
+  created_at_ms INTEGER NOT NULL,
+  updated_at_ms INTEGER NOT NULL CHECK (updated_at_ms >= created_at_ms),
+  PRIMARY KEY (run_id, operation_id),
+  CHECK ((state = 'running') = (lease_expires_at_ms IS NOT NULL)),
+  CHECK ((state = 'committed') = (outcome IS NOT NULL))
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX IF NOT EXISTS fencepost_operations_running
+ON fencepost_operations (run_id, operation_id) WHERE state = 'running';
+
 CREATE TABLE IF NOT EXISTS fencepost_audit (
   sequence INTEGER PRIMARY KEY,
   action TEXT NOT NULL CHECK (

@@ -52,6 +52,28 @@ def test_a_heartbeat_is_one_round_trip_and_one_row_written(client: Client) -> No
     assert (answer.status_code, round_trips(answer), rows(answer)[1]) == (200, 1, 1)
 
 
+def test_every_verb_on_an_operation_is_one_round_trip(client: Client) -> None:
+    run = client.started()
+    answer = client.operation(run, "acquire", ttl_ms=60_000)
+    assert (answer.status_code, round_trips(answer)) == (200, 1)
+    assert rows(answer)[1] <= 2
+    token = {"token": answer.json()["lease"]["token"]}
+    calls: list[tuple[str, Json, int]] = [
+        ("acquire", {"ttl_ms": 60_000}, 0),
+        ("acquire", {"ttl_ms": 60_000, "exclusive": True}, 0),
+        ("renew", {**token, "ttl_ms": 90_000}, 1),
+        ("assert", token, 0),
+        ("commit", {**token, "outcome": 1}, 2),
+        ("acquire", {"ttl_ms": 60_000}, 0),
+        ("interrupt", token, 0),
+    ]
+    for verb, members, written in calls:
+        answer = client.operation(run, verb, **members)
+        assert round_trips(answer) == 1
+        assert rows(answer)[1] <= written
+    assert round_trips(client.get(f"/v1/runs/{run['run_id']}/operations/step")) == 1
+
+
 def test_own_is_one_round_trip(client: Client) -> None:
     run = client.started()
     client.finish(run, "suspended").raise_for_status()
@@ -84,6 +106,8 @@ def keyed_reads(client: Client) -> Json:
         "own": client.post(f"/v1/runs/{waiting['run_id']}/own", {"owner": an_owner()}),
         "bind": client.verb(run, "bindings", bindings=[BINDING]),
         "bindings": client.get(f"/v1/runs/{run['run_id']}/bindings"),
+        "acquire": client.operation(run, "acquire", ttl_ms=60_000),
+        "read operation": client.get(f"/v1/runs/{run['run_id']}/operations/step"),
         "transition": client.finish(run),
         "replay": client.start(run["key"]),
         "page": client.get("/v1/runs", params={"limit": 1}),
@@ -100,6 +124,7 @@ def many_runs(client: Client, sql: Sql) -> Iterator[None]:
     """Thousands of reservations and runs, copied from one."""
     run = client.started()
     client.verb(run, "bindings", bindings=[BINDING]).raise_for_status()
+    client.operation(run, "acquire", ttl_ms=60_000).raise_for_status()
 
     def columns(table: str, **changed: str) -> tuple[str, str]:
         names = [row["name"] for row in sql(f"SELECT name FROM pragma_table_info('{table}')")]
@@ -112,6 +137,7 @@ def many_runs(client: Client, sql: Sql) -> Iterator[None]:
         "fencepost_ownership": {"run_id": "run_id || '-' || n"},
         "fencepost_snapshots": {"run_id": "run_id || '-' || n"},
         "fencepost_bindings": {"run_id": "run_id || '-' || n"},
+        "fencepost_operations": {"run_id": "run_id || '-' || n"},
     }.items():
         names, values = columns(table, **changed)
         sql(
@@ -121,7 +147,11 @@ def many_runs(client: Client, sql: Sql) -> Iterator[None]:
             run["run_id"],
         )
     yield
-    for table in ("reservations", "runs", "events", "ownership", "snapshots", "bindings"):
+    for table in (
+        *("reservations", "runs", "events", "ownership", "snapshots"),
+        "bindings",
+        "operations",
+    ):
         sql(f"DELETE FROM fencepost_{table} WHERE run_id LIKE ?1", f"{run['run_id'][:30]}-%")
         sql(f"DELETE FROM fencepost_{table} WHERE run_id LIKE 'run%-%'")
 
@@ -146,7 +176,7 @@ VERBS = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b")
 def sql_constants() -> Iterator[tuple[str, str]]:
     for stem in MODULES:
         module = importlib.import_module(f"fencepost.{stem}" if stem != "__init__" else "fencepost")
-        if stem == "schema":
+        if stem in ("schema", "run_tables"):
             continue
         for name, value in vars(module).items():
             if isinstance(value, str) and re.match(

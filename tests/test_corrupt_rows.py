@@ -14,6 +14,7 @@ from fencepost import schema
 from helpers import Client, Json, Sql
 
 SECRET = "do-not-echo"  # noqa: S105
+LOOSE = ("reservations", "runs", "snapshots", "operations")
 
 
 def without_checks(ddl: str) -> str:
@@ -33,14 +34,14 @@ def without_checks(ddl: str) -> str:
 @pytest.fixture
 def loose(client: Client, sql: Sql) -> Iterator[Json]:
     """A run of alice's, in tables that take anything."""
-    for table in ("fencepost_reservations", "fencepost_runs", "fencepost_snapshots"):
-        sql(f"DROP TABLE {table}")
+    for table in LOOSE:
+        sql(f"DROP TABLE fencepost_{table}")
     for ddl in schema.STATEMENTS:
-        if re.match(r"CREATE TABLE IF NOT EXISTS fencepost_(reservations|runs|snapshots)", ddl):
+        if re.match(rf"CREATE TABLE IF NOT EXISTS fencepost_({'|'.join(LOOSE)}) ", ddl):
             sql(without_checks(ddl))
     yield client.started(input={"secret": SECRET})
-    for table in ("fencepost_reservations", "fencepost_runs", "fencepost_snapshots"):
-        sql(f"DROP TABLE {table}")
+    for table in LOOSE:
+        sql(f"DROP TABLE fencepost_{table}")
 
 
 RUN_DAMAGE = {
@@ -138,3 +139,29 @@ def test_a_state_that_is_not_json_is_refused_and_not_echoed(
     assert (answer.status_code, answer.json()["code"]) == (503, "ROW_CORRUPT")
     assert answer.json()["rule"] == rule
     assert SECRET not in answer.text
+
+
+OPERATION_DAMAGE = {
+    "state is running, committed or interrupted": "state = 'lost'",
+    "an operation that runs, and no other, has a lease that ends": "lease_expires_at_ms = NULL",
+    "a committed operation, and no other, has an outcome": "outcome = '1'",
+    "times are whole milliseconds": "lease_expires_at_ms = 'soon'",
+    "outcome is JSON": f"state = 'committed', lease_expires_at_ms = NULL, outcome = '{SECRET}'",
+}
+
+
+@pytest.mark.parametrize("rule", OPERATION_DAMAGE)
+def test_an_operation_that_breaks_a_rule_is_refused(
+    client: Client, sql: Sql, loose: Json, rule: str
+) -> None:
+    client.operation(loose, "acquire", ttl_ms=60_000).raise_for_status()
+    damage = OPERATION_DAMAGE[rule]
+    sql(f"UPDATE fencepost_operations SET {damage} WHERE run_id = ?1", loose["run_id"])
+    before = sql.dump()
+    path = f"/v1/runs/{loose['run_id']}/operations/step"
+    for answer in (client.get(path), client.operation(loose, "acquire", ttl_ms=1)):
+        problem = answer.json()
+        assert (answer.status_code, problem["code"]) == (503, "ROW_CORRUPT")
+        assert (problem["table"], problem["rule"]) == ("fencepost_operations", rule)
+        assert SECRET not in answer.text
+    assert sql.dump() == before

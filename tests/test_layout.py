@@ -14,13 +14,15 @@ MODULES = sorted((ROOT / "src").rglob("*.py"))
 MAY_TOUCH_JAVASCRIPT = {"d1.py", "routes.py", "entry.py"}
 # Imports point one way: a module imports only what stands to its left.
 ORDER = [
-    *("limits", "identifiers", "problems", "errors", "d1", "commit", "schema", "audit"),
+    *("limits", "identifiers", "problems", "errors", "d1", "commit", "run_tables"),
+    *("schema", "audit"),
     "fence",
     *("journal", "reservation", "runs", "machines", "projection", "snapshot", "transition"),
-    *("events", "subjects", "ownership", "claims", "bindings", "lineage", "cancellation"),
-    *("release", "resolve", "retention", "decision", "starts", "strictjson", "exchange", "auth"),
-    *("body", "nouns", "wire", "shapes", "inventory", "answers", "handlers"),
-    *("history_handlers", "delivery_handlers", "administration", "table", "routes", "entry"),
+    *("events", "subjects", "ownership", "claims", "bindings", "operations", "leases"),
+    *("lineage", "cancellation", "release", "resolve", "retention", "decision", "starts"),
+    *("strictjson", "exchange", "auth", "body", "nouns", "wire", "shapes", "inventory"),
+    *("answers", "handlers", "history_handlers", "delivery_handlers", "operation_handlers"),
+    *("administration", "table", "routes", "entry"),
 ]
 
 

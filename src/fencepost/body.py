@@ -64,6 +64,12 @@ def integer(low: int, high: int) -> Callable[[Any, str], int]:
     return read
 
 
+def boolean(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name!r} is true or false.")
+    return value
+
+
 def one_of(*choices: str) -> Callable[[Any, str], str]:
     def read(value: Any, name: str) -> str:
         if not isinstance(value, str) or value not in choices:

@@ -32,6 +32,10 @@ LEASE_MS_DEFAULT = 30_000
 LEASE_MS_MIN = 1_000
 LEASE_MS_MAX = 3_600_000
 
+# Operations (contracts 4): a name; a lease of at most a day, since a step is no run.
+OPERATION_ID_CHARS_MAX = 128
+OPERATION_TTL_MS_MAX = 86_400_000
+
 # Waiting for the end of a run (design 6): one request must not outlive a client's patience.
 WAIT_S_MAX = 30
 # Pauses between two looks at D1 while waiting; the last one repeats.

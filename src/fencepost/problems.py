@@ -56,6 +56,13 @@ PROBLEMS = {
     "START_NOT_FOUND": Problem(
         404, "No such start", _NEVER, "The key was never used, or it is another principal's."
     ),
+    "OPERATION_NOT_FOUND": Problem(
+        404,
+        "No such operation",
+        _NEVER,
+        "The run has no operation of this name, or it is no name of one: 1–128 letters, digits "
+        "and . _ : -, with a letter or digit at both ends.",
+    ),
     "METHOD_NOT_ALLOWED": Problem(
         405, "Method not allowed", _NEVER, "The path exists and takes another method."
     ),
@@ -165,6 +172,23 @@ PROBLEMS = {
         _NEVER,
         "The start is not, or no longer, open in this attempt: somebody else settled it first.",
     ),
+    # A verb on an operation that lost.
+    "OPERATION_CONFLICT": Problem(
+        409,
+        "The verb lost",
+        _NEVER,
+        "The operation was acquired with another payload; another payload is another operation.",
+    ),
+    "OPERATION_ALREADY_RUNNING": Problem(
+        409, "The verb lost", _SAME, "Its lease holds, and the request wants it alone."
+    ),
+    "LEASE_FENCED": Problem(
+        409,
+        "The verb lost",
+        _NEVER,
+        "The token does not, or no longer, hold the operation's lease: stop that work, or acquire "
+        "again. A write under a lease that lapsed also marks the operation interrupted.",
+    ),
     # The fence; nothing was written.
     "FENCE_CAS_CONFLICT": Problem(
         409,
@@ -228,7 +252,7 @@ def as_markdown() -> str:
         "a caller should do: `same-key`: send the same request with the same key again, after",
         "`Retry-After` seconds where given; `new-key`: this key cannot serve this request;",
         "`never`: this request will not succeed as it is. `CONTENDED`, every 4xx and every 503",
-        "but `WRITE_OUTCOME_UNKNOWN` mean that nothing was written.",
+        "but `WRITE_OUTCOME_UNKNOWN` mean that nothing that was asked for was written.",
         "",
         "| code | status | retry | meaning |",
         "|---|---|---|---|",

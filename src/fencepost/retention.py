@@ -1,8 +1,9 @@
 """Purging what is past its retention (contracts 1.6).
 
-A run that ended longer ago than the run retention goes with its state, events, facts and bindings,
-in one transaction; its reservation stays, restamped, so that the key stays spent for the key
-retention. Never purged: a run that has not ended, an unsettled reservation, the audit.
+A run that ended longer ago than the run retention goes with its state, events, operations,
+bindings and facts, in one transaction; its reservation stays, restamped, so that the key stays
+spent for the key retention. Never purged: a run that has not ended, an unsettled reservation, the
+audit.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ _DELETE_EVENTS = f"DELETE FROM fencepost_events WHERE run_id IN ({_DUE_RUNS})"
 _DELETE_OWNERSHIP = f"DELETE FROM fencepost_ownership WHERE run_id IN ({_DUE_RUNS})"
 _DELETE_SUBJECTS = f"DELETE FROM fencepost_subjects WHERE run_id IN ({_DUE_RUNS})"
 _DELETE_BINDINGS = f"DELETE FROM fencepost_bindings WHERE run_id IN ({_DUE_RUNS})"
+_DELETE_OPERATIONS = f"DELETE FROM fencepost_operations WHERE run_id IN ({_DUE_RUNS})"
 _DELETE_SNAPSHOTS = f"DELETE FROM fencepost_snapshots WHERE run_id IN ({_DUE_RUNS})"
 # A run that ended with its reservation unsettled (which no path of this build leaves behind)
 # settles it here; either way the key's own retention begins now.
@@ -119,6 +121,7 @@ def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -
         Statement(_DELETE_OWNERSHIP, due),
         Statement(_DELETE_SUBJECTS, due),
         Statement(_DELETE_BINDINGS, due),
+        Statement(_DELETE_OPERATIONS, due),
         Statement(_DELETE_SNAPSHOTS, due),
         Statement(_RESTAMP_SETTLED, (*due, now_ms)),
         Statement(_SETTLE_UNSETTLED, (*due, now_ms)),

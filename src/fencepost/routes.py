@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote
 from fencepost import auth, errors, limits, retention, wire
 from fencepost.d1 import Database
 from fencepost.exchange import Reply, Request
-from fencepost.identifiers import Principal, is_identifier
+from fencepost.identifiers import Principal, is_identifier, is_operation_id
 from fencepost.problems import PROBLEMS
 from fencepost.table import ROUTES, Route
 
@@ -60,12 +60,12 @@ def _match(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
 
 
 # What a path names that no identifier can name is simply not there.
-_ABSENT = {"run_id": "RUN_NOT_FOUND", "key": "START_NOT_FOUND"}
+_ABSENT = {"run_id": "RUN_NOT_FOUND", "key": "START_NOT_FOUND", "op": "OPERATION_NOT_FOUND"}
 
 
 def _check_params(params: dict[str, str]) -> None:
     for name, value in params.items():
-        if not is_identifier(value):
+        if not (is_operation_id if name == "op" else is_identifier)(value):
             code = _ABSENT.get(name, "NOT_FOUND")
             raise errors.NotFound(f"{PROBLEMS[code].title}.", code=code)
 

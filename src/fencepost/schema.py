@@ -8,6 +8,7 @@ the database's clock.
 
 from __future__ import annotations
 
+from fencepost import run_tables
 from fencepost.d1 import Database, Statement
 
 _FENCE = """
@@ -192,36 +193,6 @@ CREATE TABLE IF NOT EXISTS fencepost_ownership (
 ) STRICT, WITHOUT ROWID
 """
 
-# What runs are about: the names by which a start finds the run that its subject already has.
-_SUBJECTS = """
-CREATE TABLE IF NOT EXISTS fencepost_subjects (
-  principal_kind TEXT NOT NULL,
-  principal_id TEXT NOT NULL,
-  stage TEXT NOT NULL,
-  lookup_key TEXT NOT NULL CHECK (lookup_key LIKE 'change:%' OR lookup_key LIKE 'provisional:%'),
-  run_id TEXT NOT NULL,
-  PRIMARY KEY (principal_kind, principal_id, stage, lookup_key)
-) STRICT, WITHOUT ROWID
-"""
-_SUBJECTS_BY_RUN = """
-CREATE INDEX IF NOT EXISTS fencepost_subjects_by_run ON fencepost_subjects (run_id)
-"""
-# What was delivered at each gate, by the hash of its receipt; written once, never changed.
-_BINDINGS = """
-CREATE TABLE IF NOT EXISTS fencepost_bindings (
-  run_id TEXT NOT NULL,
-  revision INTEGER NOT NULL CHECK (revision BETWEEN 1 AND 9007199254740991),
-  gate TEXT NOT NULL CHECK (gate IN ('a', 'b')),
-  receipt_hash TEXT NOT NULL CHECK (
-    length(receipt_hash) = 64 AND receipt_hash NOT GLOB '*[^0-9a-f]*'),
-  -- Canonical JSON, so that equal proofs are equal texts.
-  approval_proof TEXT CHECK (json_valid(approval_proof) AND json_type(approval_proof) = 'object'),
-  created_at_ms INTEGER NOT NULL,
-  -- In this order a list is sorted as it is stored.
-  PRIMARY KEY (run_id, revision, gate)
-) STRICT, WITHOUT ROWID
-"""
-
 # What operators did: who, when, what and why. Written in the batch of the deed; never purged.
 _AUDIT = """
 CREATE TABLE IF NOT EXISTS fencepost_audit (
@@ -249,6 +220,7 @@ TABLES = (
     "fencepost_ownership",
     "fencepost_subjects",
     "fencepost_bindings",
+    "fencepost_operations",
     "fencepost_audit",
 )
 
@@ -268,9 +240,7 @@ STATEMENTS = tuple(
         _SNAPSHOTS,
         _EVENTS,
         _OWNERSHIP,
-        _SUBJECTS,
-        _SUBJECTS_BY_RUN,
-        _BINDINGS,
+        *run_tables.STATEMENTS,
         _AUDIT,
     )
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fencepost import errors
+from fencepost import errors, operations
 from fencepost.audit import Entry
 from fencepost.bindings import Binding
 from fencepost.fence import Fence
 from fencepost.journal import Event
+from fencepost.operations import Operation, OperationState
 from fencepost.ownership import Fact
 from fencepost.reservation import Reservation
 from fencepost.runs import MachineState, Owner, Run
@@ -59,11 +60,34 @@ def _machine_json(machine: MachineState | None) -> Json | None:
     return {"name": machine.name, "state": machine.state, **code}
 
 
-def _stored(name: str, text: str | None) -> Any:
+def _stored(name: str, text: str | None, table: str = "fencepost_snapshots") -> Any:
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):
-        raise errors.RowCorrupt("fencepost_snapshots", f"{name} is JSON") from None
+        raise errors.RowCorrupt(table, f"{name} is JSON") from None
+
+
+def operation_json(operation: Operation, *, state: str | None = None) -> Json:
+    """An operation. `outcome` is null also while there is none: `state` says which."""
+    return {
+        "id": operation.id,
+        "kind": operation.kind,
+        "state": state or operation.state,
+        "outcome": _stored("outcome", operation.outcome_json, operations.TABLE),
+        "payload_fingerprint": operation.payload_fingerprint,
+    }
+
+
+def seen_operation_json(operation: Operation) -> Json:
+    """An operation as a reader finds it: one whose lease lapsed is shown as lapsed."""
+    return operation_json(operation, state="lapsed" if operation.lapsed else None)
+
+
+def lease_json(operation: Operation) -> Json | None:
+    """The lease of an operation that runs."""
+    if operation.state is not OperationState.RUNNING:
+        return None
+    return {"token": operation.lease_token, "expires_at_ms": operation.lease_expires_at_ms}
 
 
 def reservation_json(held: Reservation) -> Json:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from fencepost import administration, delivery_handlers, handlers, history_handlers
+from fencepost import operation_handlers as operations
 from fencepost.exchange import Reply, Request
 
 Handler = Callable[[Request], Awaitable[Reply]]
@@ -55,6 +56,37 @@ ROUTES = (
     ),
     Route("GET", "/v1/runs/{run_id}/bindings", ("read",), delivery_handlers.list_bindings),
     Route("POST", "/v1/runs/{run_id}/bindings", ("work",), delivery_handlers.post_bindings),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/acquire",
+        ("work",),
+        operations.post_acquire,
+    ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/renew",
+        ("work",),
+        operations.post_renew,
+    ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/assert",
+        ("work",),
+        operations.post_assert,
+    ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/commit",
+        ("work",),
+        operations.post_commit,
+    ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/interrupt",
+        ("work",),
+        operations.post_interrupt,
+    ),
+    Route("GET", "/v1/runs/{run_id}/operations/{op}", ("read",), operations.get_operation),
     Route("GET", "/v1/fence", ("read",), administration.get_fence),
     Route("POST", "/v1/fence/transitions", ("operate",), administration.post_fence_transition),
     Route("GET", "/v1/inventory", ("operate",), administration.get_inventory),
