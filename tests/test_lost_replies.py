@@ -169,7 +169,9 @@ ROWS: dict[str, Row] = {
     "/v1/runs/{run_id}/operations/{op}/acquire": Row(operation("acquire", ttl_ms=60_000)),
     "/v1/runs/{run_id}/operations/{op}/renew": Row(operation("renew", ttl_ms=90_000), leased),
     "/v1/runs/{run_id}/operations/{op}/commit": Row(operation("commit", outcome=1), leased),
-    "/v1/runs/{run_id}/operations/{op}/interrupt": Row(operation("interrupt"), leased, again=409),
+    "/v1/runs/{run_id}/operations/{op}/interrupt": Row(
+        operation("interrupt"), leased, reads_first=1, again=409
+    ),
     "/v1/fence/transitions": Row(
         operate("/v1/fence/transitions", key=True, expected="open", next="draining")
     ),
@@ -287,48 +289,3 @@ def test_a_lost_reply_has_one_effect_or_none_and_the_same_request_converges(
 
 def test_an_undisturbed_write_takes_no_branch(client: Client) -> None:
     assert branch(client.start(new_key())) is None
-
-
-def test_a_rival_that_wins_in_the_window_is_obeyed(client: Client, sql: Sql) -> None:
-    """The first reply is dropped; before the write is issued again, somebody else has won."""
-    from fencepost import commit, reservation, starts
-    from fencepost.decision import Decision, Start, fingerprint
-    from fencepost.errors import Unknown
-    from fencepost.identifiers import Principal, Target
-    from fencepost.runs import Owner
-    from helpers import BridgeDatabase
-
-    key, target = new_key(), Target("workflow", "charge")
-    asked = Start(
-        key,
-        Principal("service", "alice"),
-        target,
-        fingerprint(target, {"cents": 500}, None),
-        '{"cents":500}',
-        Owner("host", 1, "mine"),
-    )
-
-    class Dropping(BridgeDatabase):
-        """Drops the first batch, and lets a rival start in the window."""
-
-        dropped = False
-
-        async def batch(self, statements: Any) -> Any:
-            if not self.dropped:
-                self.dropped = True
-                client.start(key).raise_for_status()
-                raise Unknown("D1_ERROR: Network connection lost.")
-            return await super().batch(statements)
-
-    async def attempt() -> tuple[Decision, str | None]:
-        async with httpx.AsyncClient(base_url=str(sql._http.base_url)) as http:
-            db = Dropping(http)
-            decision, _ = await starts.start(db, asked)
-            return decision, db.branch
-
-    import asyncio
-
-    assert asyncio.run(attempt()) == (Decision.PENDING, commit.Branch.REFUSED)
-    assert reservation is not None
-    held = sql("SELECT attempt FROM fencepost_reservations WHERE key = ?1", key)
-    assert held == [{"attempt": 1}]

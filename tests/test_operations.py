@@ -254,18 +254,44 @@ async def test_a_lease_51_ms_past_its_50_ms_ttl_is_seen_as_lapsed_and_its_token_
     assert (await bench.read()).outcome_json == '"mine"'
 
 
-async def test_taking_over_a_lapsed_lease_interrupts_it_first_in_the_same_batch(
-    bench: Bench,
-) -> None:
+async def test_taking_over_a_lapsed_lease_interrupts_it_in_the_same_batch(bench: Bench) -> None:
     await bench.leased()
     bench.now_ms += TTL_MS + 1
-    bench.db.statements.clear()
     trips = bench.db.round_trips
+    bench.db.statements.clear()
     await bench.leased()
-    assert bench.db.round_trips == trips + 1
-    first, second = (statement.sql for statement in bench.db.statements[:2])
-    assert "state = 'interrupted'" in first
-    assert second.lstrip().startswith("INSERT INTO fencepost_operations")
+    # One that finds the lapsed lease, one that interrupts it with its event and takes over.
+    assert bench.db.round_trips == trips + 2
+    kinds = [statement.sql.split()[:3] for statement in bench.db.statements]
+    interrupted = kinds.index(["UPDATE", "fencepost_operations", "SET"])
+    assert kinds[interrupted + 3] == ["INSERT", "INTO", "fencepost_operations"]
+
+
+def test_an_interruption_has_its_event_whether_said_lapsed_or_taken_over(
+    client: Client, sql: Sql
+) -> None:
+    run = client.started()
+    path = f"/v1/runs/{run['run_id']}"
+
+    def lapse() -> None:
+        sql(
+            "UPDATE fencepost_operations SET lease_expires_at_ms = 1 WHERE run_id = ?1",
+            run["run_id"],
+        )
+
+    token = client.operation(run, "acquire", ttl_ms=60_000).json()["lease"]["token"]
+    client.operation(run, "interrupt", token=token).raise_for_status()
+    token = client.operation(run, "acquire", ttl_ms=60_000).json()["lease"]["token"]
+    lapse()
+    assert client.operation(run, "renew", token=token, ttl_ms=1).json()["code"] == "LEASE_FENCED"
+    client.operation(run, "acquire", ttl_ms=60_000).raise_for_status()
+    lapse()
+    client.operation(run, "acquire", ttl_ms=60_000, preempt=True).raise_for_status()
+    events = client.get(f"{path}/events").json()["items"][1:]
+    assert [event["type"] for event in events] == ["operation-interrupted"] * 3
+    assert all(event["payload"] == {"operation": "step"} for event in events)
+    assert client.get(f"{path}/integrity").json()["intact"]
+    assert client.finish(run).json()["outcome"] == "transitioned"
 
 
 # --- Whose it is -------------------------------------------------------------------------

@@ -11,11 +11,12 @@ may be repeated; the token fences the commit, not the work.
 
 from __future__ import annotations
 
-from fencepost import fence, operations
+from fencepost import fence, journal, limits, operations
 from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import mint_token
+from fencepost.journal import Head
 from fencepost.operations import Operation, OperationState, Outcome, Seen, Step
-from fencepost.snapshot import VISIBLE
+from fencepost.snapshot import VISIBLE, contended
 
 # What every write asks first: the run is running, this very owner holds it, and the fence
 # admits existing work.
@@ -24,27 +25,67 @@ _OURS = f"""EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = ?1 AND {VISIBLE}
     AND owner_host_id = ?4 AND owner_pid = ?5 AND owner_nonce = ?6)
   AND {fence.admits_existing_run_sql("?1")}"""
 
-# Decides: the owner asks, and the lease has lapsed, or (?8 is a token) holds under that token.
+# Decides: the owner asks, the lease has lapsed, or (?8 is a token) holds under that token, and
+# the run's history ends where it was read.
 _INTERRUPT = f"""
 UPDATE fencepost_operations SET state = 'interrupted', lease_expires_at_ms = NULL,
   write_token = ?9, updated_at_ms = MAX(updated_at_ms, COALESCE(?10, {NOW_MS}))
 WHERE run_id = ?1 AND operation_id = ?7 AND {_OURS} AND state = 'running'
   AND CASE WHEN ?8 IS NULL THEN lease_expires_at_ms < COALESCE(?10, {NOW_MS})
     ELSE lease_token = ?8 AND lease_expires_at_ms >= COALESCE(?10, {NOW_MS}) END
+  AND EXISTS (SELECT 1 FROM fencepost_runs
+    WHERE run_id = ?1 AND head_sequence = ?11 AND head_hash = ?12)
+"""
+
+# Decides nothing: guarded by the token of the interruption, which it carries on to the event.
+_INTERRUPT_HEAD = f"""
+UPDATE fencepost_runs SET head_sequence = ?4, head_hash = ?5, write_token = ?3,
+  updated_at_ms = MAX(updated_at_ms, COALESCE(?6, {NOW_MS}))
+WHERE run_id = ?1 AND EXISTS (SELECT 1 FROM fencepost_operations
+  WHERE run_id = ?1 AND operation_id = ?2 AND write_token = ?3)
 """
 
 
-def interruption_statements(
-    step: Step, lease_token: str | None, write_token: str, now_ms: int | None
+def _interruption_statements(
+    step: Step, lease_token: str | None, head: Head, token: str, now_ms: int | None
 ) -> list[Statement]:
-    """The one way in which an operation becomes interrupted: at its holder's word, or, without
-    a `lease_token`, because its lease lapsed. What goes with it is guarded by `write_token`.
+    """The one way in which an operation becomes interrupted, with its event: at its holder's
+    word, or, without a `lease_token`, because its lease lapsed.
     """
-    return [Statement(_INTERRUPT, (*step.params, lease_token, write_token, now_ms))]
+    event = journal.next_event(head, "operation-interrupted", {"operation": step.id})
+    values = (*step.params, lease_token, token, now_ms, head.sequence, head.hash)
+    chain = (event.sequence, event.hash, now_ms)
+    return [
+        Statement(_INTERRUPT, values),
+        Statement(_INTERRUPT_HEAD, (step.run_id, step.id, token, *chain)),
+        journal.append_statement(step.run_id, token, event),
+    ]
+
+
+async def _mark_lapsed(
+    db: Database,
+    step: Step,
+    seen: Seen,
+    then: list[Statement],
+    token: str | None,
+    now_ms: int | None,
+) -> Seen:
+    """Mark a lapsed lease interrupted, and go on with `then`, which write `token`.
+
+    One more round trip, since the event is chained to the run's head; once more for each lost
+    race for the head.
+    """
+    for _ in range(limits.RACE_ATTEMPTS_MAX):
+        if not (seen.operation and seen.operation.lapsed and seen.require_ours(step)):
+            break
+        marked = mint_token()
+        statements = _interruption_statements(step, None, seen.run.head, marked, now_ms)
+        seen = await operations.verb(db, step, [*statements, *then], token or marked, now_ms)
+    return seen
 
 
 # Decides: the owner asks, and the operation is new, or has this payload and is interrupted, or
-# runs and is to be preempted (?12). A lease that lapsed was interrupted just before.
+# runs and is to be preempted (?12). A lease that lapsed must be marked interrupted before.
 _ACQUIRE = f"""
 INSERT INTO fencepost_operations (run_id, operation_id, kind, payload_fingerprint, state,
   lease_token, lease_expires_at_ms, write_token, created_at_ms, updated_at_ms)
@@ -55,7 +96,9 @@ ON CONFLICT (run_id, operation_id) DO UPDATE SET state = 'running',
   lease_token = excluded.lease_token, lease_expires_at_ms = excluded.lease_expires_at_ms,
   write_token = excluded.write_token, updated_at_ms = MAX(updated_at_ms, excluded.updated_at_ms)
 WHERE payload_fingerprint = excluded.payload_fingerprint
-  AND (state = 'interrupted' OR (state = 'running' AND ?12 = 1))
+  AND (state = 'interrupted'
+    OR (state = 'running' AND ?12 = 1
+      AND fencepost_operations.lease_expires_at_ms >= COALESCE(?11, {NOW_MS})))
 """
 
 
@@ -69,7 +112,8 @@ async def acquire(
     exclusive: bool = False,
     now_ms: int | None = None,
 ) -> tuple[Outcome, Operation | None]:
-    """Lease an operation, for `ttl_ms` from now on, or learn its outcome. One round trip.
+    """Lease an operation, for `ttl_ms` from now on, or learn its outcome. One round trip; two
+    when a lease lapsed, which is marked interrupted first.
 
     acquired: a new token. shared: the lease that holds, untouched, its end too. replayed: the
     committed outcome. Losses, in order: fence_lost, operation_conflict (another payload),
@@ -77,11 +121,9 @@ async def acquire(
     """
     token = mint_token()
     lease = (payload_fingerprint, token, ttl_ms, now_ms, int(preempt))
-    statements = [
-        *interruption_statements(step, None, mint_token(), now_ms),
-        Statement(_ACQUIRE, (*step.params, *lease)),
-    ]
-    seen = await operations.verb(db, step, statements, token, now_ms)
+    acquire = [Statement(_ACQUIRE, (*step.params, *lease))]
+    seen = await operations.verb(db, step, acquire, token, now_ms)
+    seen = await _mark_lapsed(db, step, seen, acquire, token, now_ms)
     operation = seen.operation
     if operation is not None and operation.write_token == token:
         return Outcome.ACQUIRED, operation
@@ -148,16 +190,23 @@ async def commit(
 async def interrupt(
     db: Database, step: Step, token: str, *, now_ms: int | None = None
 ) -> tuple[Outcome, Operation | None]:
-    """End the lease without an outcome: whoever acquires next begins anew. One round trip.
+    """End the lease without an outcome: whoever acquires next begins anew. Two round trips.
 
-    Losses, in order: fence_lost, lease_fenced. Raises NotFound and Fenced.
+    Losses, in order: fence_lost, lease_fenced. Raises NotFound and Fenced, and Unavailable when
+    the race for the head of the run's history was lost too often.
     """
-    written = mint_token()
-    statements = [
-        *interruption_statements(step, None, mint_token(), now_ms),
-        *interruption_statements(step, token, written, now_ms),
-    ]
-    return await _judged(db, step, statements, Outcome.INTERRUPTED, written, now_ms)
+    seen = await operations.verb(db, step, [], "", now_ms)
+    for _ in range(limits.RACE_ATTEMPTS_MAX):
+        loss, found = _loss(step, seen), seen.operation
+        if loss is not Outcome.LEASE_FENCED or found is None or not found.held_under(token):
+            await _mark_lapsed(db, step, seen, [], None, now_ms)
+            return loss, found
+        written = mint_token()
+        statements = _interruption_statements(step, token, seen.run.head, written, now_ms)
+        seen = await operations.verb(db, step, statements, written, now_ms)
+        if seen.operation is not None and seen.operation.write_token == written:
+            return Outcome.INTERRUPTED, seen.operation
+    raise contended()
 
 
 async def assert_held(
@@ -169,8 +218,7 @@ async def assert_held(
     """
     seen = await operations.verb(db, step, [], "", now_ms)
     loss, found = _loss(step, seen), seen.operation
-    held = found and found.state is OperationState.RUNNING and not found.lapsed
-    if loss is Outcome.LEASE_FENCED and found and held and found.lease_token == token:
+    if loss is Outcome.LEASE_FENCED and found is not None and found.held_under(token):
         return Outcome.ASSERTED, found
     return loss, found
 
@@ -184,26 +232,13 @@ async def _with_token(
     value: str | int,
     now_ms: int | None,
 ) -> tuple[Outcome, Operation | None]:
-    """A write under a lease; a lease that lapsed is marked interrupted."""
+    """A write under a lease; one that lapsed is marked interrupted, by a second batch."""
     written = mint_token()
-    statements = [
-        *interruption_statements(step, None, mint_token(), now_ms),
-        Statement(sql, (*step.params, token, written, now_ms, value)),
-    ]
-    return await _judged(db, step, statements, won, written, now_ms)
-
-
-async def _judged(
-    db: Database,
-    step: Step,
-    statements: list[Statement],
-    won: Outcome,
-    written: str,
-    now_ms: int | None,
-) -> tuple[Outcome, Operation | None]:
+    statements = [Statement(sql, (*step.params, token, written, now_ms, value))]
     seen = await operations.verb(db, step, statements, written, now_ms)
     if seen.operation is not None and seen.operation.write_token == written:
         return won, seen.operation
+    seen = await _mark_lapsed(db, step, seen, [], None, now_ms)
     return _loss(step, seen), seen.operation
 
 

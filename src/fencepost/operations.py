@@ -75,6 +75,11 @@ class Operation:
         """Whether it runs under a lease that has ended; one that ends exactly now has not."""
         return self.lease_expires_at_ms is not None and self.lease_expires_at_ms < self.now_ms
 
+    def held_under(self, token: str) -> bool:
+        """Whether the lease of this token holds."""
+        running = self.state is OperationState.RUNNING and not self.lapsed
+        return running and self.lease_token == token
+
     @classmethod
     def from_row(cls, row: Row) -> Operation:
         """Raises RowCorrupt for a row that breaks a rule; it is never repaired."""
