@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -72,3 +73,23 @@ def npm_start(**settings: str) -> Iterator[Served]:
         os.killpg(process.pid, signal.SIGINT)
         rest, _ = process.communicate(timeout=20)
         output.append(rest)
+
+
+def wrangler_sql(persist: Path, statement: str) -> list[dict[str, object]]:
+    """The rows of a statement, by wrangler, in the database that the folder holds."""
+    done = subprocess.run(
+        [
+            *WRANGLER,
+            *("d1", "execute", "fencepost", "--local", "--json", "--command", statement),
+            *("--persist-to", str(persist)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    [result] = json.loads(done.stdout)
+    rows: list[dict[str, object]] = result["results"]
+    return rows

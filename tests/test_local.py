@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from conftest import ROOT, start_bridge, stop_bridge
 from helpers import new_key
-from local_runner import QUIET, WRANGLER, npm_start
+from local_runner import QUIET, WRANGLER, npm_start, wrangler_sql
 
 
 def group_is_gone(process_group: int) -> bool:
@@ -59,25 +58,6 @@ def test_a_setting_that_is_no_setting_is_said_in_one_line(setting: dict[str, str
     assert ended.returncode == 1
     assert len(said) == 1, said
     assert next(iter(setting)) in said[0]
-
-
-def wrangler_sql(persist: Path, statement: str) -> list[dict[str, object]]:
-    done = subprocess.run(
-        [
-            *WRANGLER,
-            *("d1", "execute", "fencepost", "--local", "--json", "--command", statement),
-            *("--persist-to", str(persist)),
-        ],
-        cwd=ROOT,
-        env={**os.environ, **QUIET},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    [result] = json.loads(done.stdout)
-    rows: list[dict[str, object]] = result["results"]
-    return rows
 
 
 def test_wrangler_and_the_running_worker_see_the_same_database(tmp_path: Path) -> None:
