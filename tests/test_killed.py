@@ -33,7 +33,7 @@ CLIENTS, RUNS, KILLS = 4, 200, 30
 KILL_WITHIN_S = 0.004
 # Runs that are left for sure when the last kill is due, so that it meets requests.
 LEFT_AT_LAST = 40
-RETRY_EVERY_S = 0.05
+RETRY_EVERY_S = 0.1
 GIVE_UP_AFTER_S = 900
 
 
@@ -94,7 +94,7 @@ class Fleet:
         self.url = f"http://127.0.0.1:{port}"
         self.lock = threading.Lock()
         self.numbers = iter(range(RUNS))
-        self.finished = 0
+        self.finished = self.answered = 0
         self.seen: Counter[str] = Counter()
         self.run_ids: dict[str, str] = {}
         self.stopped = threading.Event()
@@ -151,6 +151,8 @@ class Fleet:
                 unsure = True
                 self.note("reply lost")
             else:
+                with self.lock:
+                    self.answered += 1
                 if answer.status_code != 503:
                     return answer, unsure
                 assert answer.json()["retry"] == "same-key"
@@ -163,20 +165,20 @@ class Fleet:
 def kill_at_random(runner: Runner, fleet: Fleet, working: list[Future[None]], seed: int) -> int:
     """KILLS times, spread over the runs: see a commit, wait for less than its reply, kill."""
     chance = random.Random(seed)  # noqa: S311
-    kills, deadline = 0, time.monotonic() + GIVE_UP_AFTER_S
+    kills, answered, deadline = 0, 0, time.monotonic() + GIVE_UP_AFTER_S
     for due in sorted(chance.sample(range(RUNS - LEFT_AT_LAST), KILLS)):
-        while fleet.finished < due:
+        while fleet.finished < due or fleet.answered == answered:
             assert runner.process.poll() is None, "the runner ended by itself"
             assert not any(client.done() for client in working), "a client ended early"
             assert time.monotonic() < deadline, f"{fleet.finished} runs after {kills} kills"
-            time.sleep(0.002)
+            time.sleep(0.005)
         before = runner.commits()
         while runner.commits() == before:
             assert runner.process.poll() is None, "the runner ended by itself"
             assert not any(client.done() for client in working), "a client ended early"
         time.sleep(chance.uniform(0, KILL_WITHIN_S))
         runner.end(signal.SIGKILL)
-        kills += 1
+        kills, answered = kills + 1, fleet.answered
         runner.start()
     return kills
 
