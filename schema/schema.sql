@@ -137,6 +137,8 @@ CREATE TABLE IF NOT EXISTS fencepost_events (
   payload TEXT NOT NULL CHECK (json_valid(payload)),
   prior_hash TEXT NOT NULL CHECK (length(prior_hash) = 64),
   hash TEXT NOT NULL CHECK (length(hash) = 64),
+  -- Names the attempt that appended it: two callers may append the very same event.
+  write_token TEXT NOT NULL,
   created_at_ms INTEGER NOT NULL,
   PRIMARY KEY (run_id, sequence)
 ) STRICT, WITHOUT ROWID;

@@ -153,6 +153,16 @@ CASES = {
     "append, an append": Case(
         append, noted, (Outcome.APPENDED, LANDED), (Outcome.HEAD_CHANGED, REFUSED)
     ),
+    # The very same event at the very same head: told apart by the attempt, not by the hash.
+    "append, the same append": Case(
+        append,
+        lambda client, run: client.post(
+            f"/v1/runs/{run['run_id']}/events",
+            {"type": "noted", "payload": 1, "expected_head": run["head"]},
+        ),
+        (Outcome.APPENDED, LANDED),
+        (Outcome.HEAD_CHANGED, REFUSED),
+    ),
     "own, an own": Case(
         own,
         by_another("own"),

@@ -106,18 +106,19 @@ def _unreadable(db: Database, lost: errors.Unknown) -> errors.Unknown:
 
 
 # Whether a write to a run landed: its token is in the row, unless somebody has written since;
-# then in the fact or the event that it left behind. ?3: the hash of its event, if it has one.
+# then in the fact or the event that it left behind. ?3: the sequence of its event, if any.
 _RUN_RECEIPT = """
 SELECT 1 AS landed WHERE EXISTS (
     SELECT 1 FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2)
   OR EXISTS (SELECT 1 FROM fencepost_ownership WHERE run_id = ?1 AND write_token = ?2)
-  OR EXISTS (SELECT 1 FROM fencepost_events WHERE run_id = ?1 AND hash = ?3)
+  OR EXISTS (SELECT 1 FROM fencepost_events
+    WHERE run_id = ?1 AND sequence = ?3 AND write_token = ?2)
 """
 
 
-def run_receipt(run_id: str, token: str, event_hash: str | None = None) -> Statement:
+def run_receipt(run_id: str, token: str, sequence: int | None = None) -> Statement:
     """The receipt of a write to a run."""
-    return Statement(_RUN_RECEIPT, (run_id, token, event_hash))
+    return Statement(_RUN_RECEIPT, (run_id, token, sequence))
 
 
 _AUDIT_RECEIPT = """

@@ -124,7 +124,7 @@ async def _attempt(
         Statement(_MOVE_HEAD, (run_id, *scope(viewer), token, *chain, *who, now_ms)),
         journal.append_statement(run_id, token, event),
     ]
-    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, event.hash)
+    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, event.sequence)
     if won:
         return Outcome.APPENDED, run, event
     gate.require_existing_run(run_id)

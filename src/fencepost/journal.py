@@ -131,8 +131,8 @@ def event_hash(prior: Head, type: str, payload_json: str) -> str:
 # Decides nothing: guarded by the token of the write that moved the head in the same batch.
 _APPEND = """
 INSERT INTO fencepost_events
-  (run_id, sequence, type, payload, prior_hash, hash, created_at_ms)
-SELECT run_id, ?3, ?4, ?5, ?6, ?7, updated_at_ms
+  (run_id, sequence, type, payload, prior_hash, hash, write_token, created_at_ms)
+SELECT run_id, ?3, ?4, ?5, ?6, ?7, ?2, updated_at_ms
 FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2
 """
 

@@ -101,4 +101,4 @@ def _write(held: Reservation, run: Run, owner: Owner, now_ms: int | None) -> com
         transition.released_statement(run.run_id, token, owner),
     ]
     reads = [reservation.read_statement(held.key), snapshot.read_by_key(held.key, now_ms)]
-    return commit.Write(statements, reads, commit.run_receipt(run.run_id, token, event.hash))
+    return commit.Write(statements, reads, commit.run_receipt(run.run_id, token, event.sequence))

@@ -157,7 +157,7 @@ async def verb(
     run_id: str,
     viewer: Principal | None,
     now_ms: int | None,
-    event_hash: str | None = None,
+    sequence: int | None = None,
 ) -> tuple[bool, Run, Fence]:
     """Run a verb's statements, which write `token`, and read run and fence back, in one batch.
 
@@ -165,7 +165,7 @@ async def verb(
     NotFound when the run is not there, or is another principal's. Without statements: a read.
     """
     reads = [read_statement(run_id, viewer, now_ms), fence.read_statement()]
-    receipt = commit.run_receipt(run_id, token, event_hash)
+    receipt = commit.run_receipt(run_id, token, sequence)
     try:
         if not statements:
             written = commit.Written(False, await db.read(reads))

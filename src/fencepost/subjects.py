@@ -161,7 +161,7 @@ async def bind_change(
             Statement(_NAME, (run_id, token, name)),
             journal.append_statement(run_id, token, event),
         ]
-        won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, event.hash)
+        won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, event.sequence)
         if won:
             return Outcome.BOUND, run
         gate.require_existing_run(run_id)

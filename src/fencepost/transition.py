@@ -160,8 +160,8 @@ async def _attempt(
 ) -> tuple[Outcome, Run]:
     token = mint_token()
     statements = transition_statements(run_id, viewer, change, head, token, now_ms)
-    event_hash = change.event(head).hash
-    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, event_hash)
+    sequence = head.sequence + 1
+    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, sequence)
     if won:
         return Outcome.TRANSITIONED, run
     return _transition_loss(run, gate, change), run
