@@ -1,8 +1,7 @@
 """The D1 boundary: the only module that carries SQL across to JavaScript.
 
 A batch is one transaction and one network round trip; a single statement is a batch of one.
-Results come back in one JSON pass for the whole batch. What D1 really does is in the project's
-facts about D1; the error texts below are matched exactly.
+Results come back in one JSON pass for the whole batch.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from __future__ import annotations
 import functools
 import json
 import math
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from fencepost import errors, limits
+from fencepost import errors, failures, limits
 from fencepost.identifiers import is_well_formed
 
 Parameter = str | int | float | None
@@ -44,12 +42,15 @@ class Result(NamedTuple):
 class Database:
     """A D1 binding for the length of one request.
 
+    `guard` is asked once before the first write, until the schema was found current; without
+    one (a library's own `Database`) the schema is not looked at.
     `round_trips`, `rows_read`, `rows_written` and `elapsed_ms` add up over its batches.
     Reads always go to the primary; replicas are never asked.
     """
 
-    def __init__(self, binding: Any) -> None:
+    def __init__(self, binding: Any, guard: Guard | None = None) -> None:
         self._binding = binding
+        self._guard = None if guard is None or _prepared(binding).schema_trusted else guard
         self.round_trips = 0
         self.rows_read = 0
         self.rows_written = 0
@@ -62,6 +63,25 @@ class Database:
         one of MissingTable, ConstraintFailed, Refused (it did not run) or Unknown (the reply
         was lost: it may have committed) when D1 fails.
         """
+        if self._guard is not None and not all(map(_is_select, statements)):
+            await self.ready()
+        return await self.batch_unguarded(statements)
+
+    async def ready(self, *, creating: bool = False) -> None:
+        """Have the schema looked at, unless it was found current before.
+
+        Raises what the guard raises; `creating` says that the caller creates what is missing.
+        """
+        if self._guard is not None and await self._guard(self, creating):
+            self.trust_schema()
+
+    def trust_schema(self) -> None:
+        """Remember, for this isolate and binding, that the schema is current."""
+        self._guard = None
+        _prepared(self._binding).schema_trusted = True
+
+    async def batch_unguarded(self, statements: Sequence[Statement]) -> list[Result]:
+        """As `batch`, without a look at the schema."""
         if not statements:
             raise ValueError("a batch holds at least one statement")
         for statement in statements:
@@ -71,7 +91,7 @@ class Database:
         try:
             answer = await self._send(statements)
         except Exception as failure:
-            raise classify(_messages(failure)) from failure
+            raise self._classified(failure) from failure
         finally:
             self.elapsed_ms += (time.perf_counter() - started) * 1000
         results = [_result(entry) for entry in json.loads(answer)]
@@ -83,17 +103,24 @@ class Database:
     async def read(self, statements: Sequence[Statement]) -> list[Result]:
         """A batch of SELECTs. A failure is never a lost write: StorageUnreadable.
 
-        Raises MissingTable when a table is absent, which for a read means: no such row.
+        Raises MissingTable when a table is absent, which for a read means: no such row; and
+        MissingColumn when a table has another shape.
         """
         for statement in statements:
-            if not statement.sql.lstrip().startswith("SELECT"):
+            if not _is_select(statement):
                 raise ValueError("a read may only hold SELECTs")
         try:
             return await self.batch(statements)
-        except errors.MissingTable:
+        except (errors.MissingTable, errors.MissingColumn):
             raise
         except errors.StorageError as failure:
             raise errors.StorageUnreadable(failure.message) from failure
+
+    def _classified(self, failure: Exception) -> errors.StorageError:
+        error = failures.classify(failures.messages(failure))
+        if isinstance(error, errors.MissingTable | errors.MissingColumn):
+            _prepared(self._binding).schema_trusted = False
+        return error
 
     async def _send(self, statements: Sequence[Statement]) -> str:
         """Cross to JavaScript and back; the JSON text of D1's results."""
@@ -106,6 +133,13 @@ class Database:
             bound.append(bind(*values) if values else statement)
         text: str = javascript.stringify(await self._binding.batch(javascript.to_js(bound)))
         return text
+
+
+Guard = Callable[[Database, bool], Awaitable[bool]]
+
+
+def _is_select(statement: Statement) -> bool:
+    return statement.sql.lstrip().startswith("SELECT")
 
 
 class Reader:
@@ -134,10 +168,15 @@ def _javascript() -> _Javascript:
 
 
 class _Prepared:
-    """Statements of one binding by their SQL, unbound: a long text crosses once, not each time."""
+    """What an isolate keeps of one binding.
+
+    Statements by their SQL, unbound: a long text crosses once, not each time.
+    """
 
     def __init__(self, binding: Any) -> None:
         self.binding = binding
+        # Whether the schema was found current; see `schema_guard`.
+        self.schema_trusted = False
         self.statement = functools.lru_cache(limits.PREPARED_MAX)(self._prepare)
 
     def _prepare(self, sql: str) -> tuple[Any, Any]:
@@ -218,51 +257,3 @@ def check_row(table: str, rules: Rules, row: Row) -> None:
             sound = False
         if not sound:
             raise errors.RowCorrupt(table, rule)
-
-
-# --- What D1's failures mean -------------------------------------------------------------
-
-_MISSING = re.compile(r"(?:D1_ERROR: )?no such table: (?:main\.)?(\w+)(?:: SQLITE_ERROR)?")
-_CONSTRAINT = re.compile(r"(?:D1_ERROR: )?.*: SQLITE_CONSTRAINT(?: \(extended: \w+\))?", re.DOTALL)
-# SQL, type and limit errors: D1 says that the statement did not run.
-_REFUSED = re.compile(
-    r"(?:D1_ERROR: )?.*: SQLITE_(?:ERROR|TOOBIG|AUTH|MISMATCH|RANGE)(?: .*)?"
-    r"|D1_(?:TYPE_ERROR|COLUMN_NOTFOUND|EXEC_ERROR).*"
-    r"|(?:D1_ERROR: )?D1 DB is overloaded\. Requests queued for too long\."
-    r"|(?:D1_ERROR: )?D1 DB is overloaded\. Too many requests queued\."
-    r"|(?:D1_ERROR: )?Cannot resolve D1 DB due to transient issue on remote node\.",
-    re.DOTALL,
-)
-_CAUSES_MAX = 8
-
-
-def classify(messages: Sequence[str]) -> errors.StorageError:
-    """What a failure means, from its message and those of its causes, outermost first.
-
-    A missing table is believed only from the root of the chain (contracts 1.1): further out
-    such a text is a quotation. Other refusals must be said at both ends of the chain. What is
-    not known to have been refused is Unknown.
-    """
-    message, root = messages[0], messages[-1]
-    if missing := _MISSING.fullmatch(root):
-        return errors.MissingTable(message, missing[1])
-    if _CONSTRAINT.fullmatch(message) and _CONSTRAINT.fullmatch(root):
-        return errors.ConstraintFailed(message)
-    if _REFUSED.fullmatch(message) and _REFUSED.fullmatch(root):
-        return errors.Refused(message)
-    return errors.Unknown(message)
-
-
-def _messages(failure: BaseException) -> list[str]:
-    """The messages of a JavaScript error and its causes, outermost first; cycle-safe.
-
-    A chain that is longer than is looked at has no known root: it ends in an empty message.
-    """
-    messages: list[str] = []
-    link: Any = failure
-    while isinstance(message := getattr(link, "message", None), str):
-        if len(messages) == _CAUSES_MAX:
-            return [*messages, ""]
-        messages.append(message)
-        link = getattr(link, "cause", None)
-    return messages or [str(failure)]

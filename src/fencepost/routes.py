@@ -13,7 +13,7 @@ import traceback
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-from fencepost import auth, errors, limits, retention, wire
+from fencepost import auth, errors, limits, retention, schema_guard, wire
 from fencepost.d1 import Database
 from fencepost.exchange import Reply, Request
 from fencepost.identifiers import Principal, is_identifier
@@ -80,9 +80,12 @@ async def answer(request: Request) -> tuple[Reply, str | None]:
             auth.admit(request, route.scopes)
         _check_params(request.params)
         return await route.handler(request), pattern
-    except errors.FencepostError as error:
-        if isinstance(error, errors.StorageError):
-            _complain(error.message)
+    except errors.FencepostError as failure:
+        error = failure
+        if isinstance(failure, errors.StorageError):
+            _complain(failure.message)
+        if isinstance(failure, errors.MissingColumn):
+            error = await schema_guard.explain(request.db, failure)
         return problem_reply(error), pattern
     except Exception:
         _complain(traceback.format_exc())
@@ -160,7 +163,7 @@ async def serve(js_request: Any, env: Any) -> Any:
 
 async def purge(env: Any) -> None:
     """What the cron trigger does: one purge, as the principal system:cron, and a log line."""
-    db = Database(env.DB)
+    db = Database(env.DB, schema_guard.guard)
     kept = wire.retention(lambda name: getattr(env, name, None))
     purged = await retention.purge(db, Principal("system", "cron"), kept, limits.PURGE_ROWS_DEFAULT)
     _log(json.dumps({"cron": "purge", **purged._asdict(), "d1_round_trips": db.round_trips}))
@@ -185,7 +188,7 @@ def _receive(js_request: Any, env: Any) -> Request:
         query=dict(parse_qsl(query, keep_blank_values=True)) if query else {},
         header=header,
         read_body=read_body,
-        db=Database(env.DB),
+        db=Database(env.DB, schema_guard.guard),
         setting=lambda name: getattr(env, name, None),
     )
 
