@@ -10,8 +10,8 @@ import functools
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from fencepost import errors, failures, limits
 from fencepost.identifiers import is_well_formed
@@ -39,18 +39,27 @@ class Result(NamedTuple):
     rows_written: int
 
 
+class Guard(Protocol):
+    """Who looks at the schema before the first write, and remembers that it is current."""
+
+    trusted: bool
+
+    async def look(self, db: Database, creating: bool) -> bool:
+        """Whether the schema is current; raises if the write must not happen."""
+
+
 class Database:
     """A D1 binding for the length of one request.
 
-    `guard` is asked once before the first write, until the schema was found current; without
-    one (a library's own `Database`) the schema is not looked at.
+    A write first asks `guard`, until that one trusts the schema; without a guard (a library's
+    own `Database`) nobody looks at it.
     `round_trips`, `rows_read`, `rows_written` and `elapsed_ms` add up over its batches.
     Reads always go to the primary; replicas are never asked.
     """
 
     def __init__(self, binding: Any, guard: Guard | None = None) -> None:
         self._binding = binding
-        self._guard = None if guard is None or _prepared(binding).schema_trusted else guard
+        self._guard = guard
         self.round_trips = 0
         self.rows_read = 0
         self.rows_written = 0
@@ -63,7 +72,11 @@ class Database:
         one of MissingTable, ConstraintFailed, Refused (it did not run) or Unknown (the reply
         was lost: it may have committed) when D1 fails.
         """
-        if self._guard is not None and not all(map(_is_select, statements)):
+        if (
+            self._guard is not None
+            and not self._guard.trusted
+            and not all(map(_is_select, statements))
+        ):
             await self.ready()
         return await self.batch_unguarded(statements)
 
@@ -72,13 +85,13 @@ class Database:
 
         Raises what the guard raises; `creating` says that the caller creates what is missing.
         """
-        if self._guard is not None and await self._guard(self, creating):
-            self.trust_schema()
+        if self._guard is not None and not self._guard.trusted:
+            self._guard.trusted = await self._guard.look(self, creating)
 
-    def trust_schema(self) -> None:
-        """Remember, for this isolate and binding, that the schema is current."""
-        self._guard = None
-        _prepared(self._binding).schema_trusted = True
+    def trust_schema(self, trusted: bool) -> None:
+        """Remember whether the schema is known to be current."""
+        if self._guard is not None:
+            self._guard.trusted = trusted
 
     async def batch_unguarded(self, statements: Sequence[Statement]) -> list[Result]:
         """As `batch`, without a look at the schema."""
@@ -119,7 +132,7 @@ class Database:
     def _classified(self, failure: Exception) -> errors.StorageError:
         error = failures.classify(failures.messages(failure))
         if isinstance(error, errors.MissingTable | errors.MissingColumn):
-            _prepared(self._binding).schema_trusted = False
+            self.trust_schema(False)
         return error
 
     async def _send(self, statements: Sequence[Statement]) -> str:
@@ -133,9 +146,6 @@ class Database:
             bound.append(bind(*values) if values else statement)
         text: str = javascript.stringify(await self._binding.batch(javascript.to_js(bound)))
         return text
-
-
-Guard = Callable[[Database, bool], Awaitable[bool]]
 
 
 def _is_select(statement: Statement) -> bool:
@@ -168,15 +178,10 @@ def _javascript() -> _Javascript:
 
 
 class _Prepared:
-    """What an isolate keeps of one binding.
-
-    Statements by their SQL, unbound: a long text crosses once, not each time.
-    """
+    """Statements of one binding by their SQL, unbound: a long text crosses once, not each time."""
 
     def __init__(self, binding: Any) -> None:
         self.binding = binding
-        # Whether the schema was found current; see `schema_guard`.
-        self.schema_trusted = False
         self.statement = functools.lru_cache(limits.PREPARED_MAX)(self._prepare)
 
     def _prepare(self, sql: str) -> tuple[Any, Any]:

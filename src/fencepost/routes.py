@@ -26,6 +26,10 @@ _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _SEGMENTS = tuple((route, route.pattern.split("/")) for route in ROUTES)
 
 
+# An isolate has one binding DB, so it has one memory of that database's schema.
+_GUARD = schema_guard.Guard()
+
+
 def find_route(request: Request) -> Route:
     """The route of a request; sets `request.params`. Raises NotFound, or 405 with Allow."""
     segments = request.path.split("/")
@@ -163,7 +167,7 @@ async def serve(js_request: Any, env: Any) -> Any:
 
 async def purge(env: Any) -> None:
     """What the cron trigger does: one purge, as the principal system:cron, and a log line."""
-    db = Database(env.DB, schema_guard.guard)
+    db = Database(env.DB, _GUARD)
     kept = wire.retention(lambda name: getattr(env, name, None))
     purged = await retention.purge(db, Principal("system", "cron"), kept, limits.PURGE_ROWS_DEFAULT)
     _log(json.dumps({"cron": "purge", **purged._asdict(), "d1_round_trips": db.round_trips}))
@@ -188,7 +192,7 @@ def _receive(js_request: Any, env: Any) -> Request:
         query=dict(parse_qsl(query, keep_blank_values=True)) if query else {},
         header=header,
         read_body=read_body,
-        db=Database(env.DB, schema_guard.guard),
+        db=Database(env.DB, _GUARD),
         setting=lambda name: getattr(env, name, None),
     )
 

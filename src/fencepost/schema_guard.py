@@ -103,19 +103,25 @@ async def inspect(db: Database) -> Shape:
     return judge(result)
 
 
-async def guard(db: Database, creating: bool) -> bool:
-    """What `Database` asks before its first write: whether to remember that all is current.
+class Guard:
+    """The memory of an isolate about one database; one trip until the schema is found current."""
 
-    Raises SchemaMismatch for a foreign shape, SchemaBehind for an earlier one and, if the
-    writer is one that creates tables, for an incomplete one. Other writers may go on without
-    the tables that they do not need.
-    """
-    found = await inspect(db)
-    found.require_ours()
-    if creating:
-        found.require_current()
-    found.require_not_outdated()
-    return found.current
+    def __init__(self) -> None:
+        self.trusted = False
+
+    async def look(self, db: Database, creating: bool) -> bool:
+        """What `Database` asks before a write: whether to trust the schema from now on.
+
+        Raises SchemaMismatch for a foreign shape, SchemaBehind for an earlier one and, if the
+        writer is one that creates tables, for an incomplete one. Other writers may go on
+        without the tables that they do not need.
+        """
+        found = await inspect(db)
+        found.require_ours()
+        if creating:
+            found.require_current()
+        found.require_not_outdated()
+        return found.current
 
 
 async def explain(db: Database, failure: errors.MissingColumn) -> errors.FencepostError:
@@ -150,4 +156,4 @@ async def ensure(db: Database) -> None:
         if not after.current:
             raise
     after.require_current()
-    db.trust_schema()
+    db.trust_schema(True)
