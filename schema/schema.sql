@@ -32,6 +32,9 @@ CREATE TABLE IF NOT EXISTS fencepost_reservations (
   outcome TEXT,
   created_at_ms INTEGER NOT NULL,
   updated_at_ms INTEGER NOT NULL CHECK (updated_at_ms >= created_at_ms),
+  -- The key joined the run of its subject, which another key had started.
+  joined INTEGER NOT NULL CHECK (joined IN (0, 1)),
+  subject_sha256 TEXT CHECK (length(subject_sha256) = 64),
   CHECK ((target_kind = 'agent') = (thread_id IS NOT NULL)),
   CHECK (state <> 'reserved' OR claim_nonce IS NULL),
   CHECK (state <> 'started' OR claim_nonce IS NOT NULL),
@@ -76,6 +79,10 @@ CREATE TABLE IF NOT EXISTS fencepost_runs (
   parent_run_id TEXT,
   lineage_id TEXT,
   lineage_round INTEGER CHECK (lineage_round BETWEEN 0 AND 9007199254740991),
+  -- The state machine that the run names, if any; the code says why it stands where it does.
+  machine TEXT CHECK (length(machine) BETWEEN 1 AND 200),
+  machine_state TEXT CHECK (length(machine_state) BETWEEN 1 AND 200),
+  machine_code TEXT CHECK (length(machine_code) BETWEEN 1 AND 200),
   -- The last event of the run's history; its hash chains all events before it.
   head_sequence INTEGER NOT NULL CHECK (head_sequence >= 1),
   head_hash TEXT NOT NULL CHECK (length(head_hash) = 64),
@@ -99,7 +106,9 @@ CREATE TABLE IF NOT EXISTS fencepost_runs (
   CHECK (claim_host_id IS NULL OR finished_at_ms IS NULL),
   CHECK (claim_heartbeat_at_ms IS NULL OR (claim_host_id IS NOT NULL AND status = 'running')),
   CHECK (cancel_acknowledged_at_ms IS NULL OR cancel_requested_at_ms IS NOT NULL),
-  CHECK ((lineage_id IS NULL) = (lineage_round IS NULL))
+  CHECK ((lineage_id IS NULL) = (lineage_round IS NULL)),
+  CHECK ((machine IS NULL) = (machine_state IS NULL)),
+  CHECK (machine_code IS NULL OR machine IS NOT NULL)
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX IF NOT EXISTS fencepost_runs_by_principal
@@ -145,6 +154,53 @@ CREATE TABLE IF NOT EXISTS fencepost_ownership (
   at_ms INTEGER NOT NULL,
   PRIMARY KEY (run_id, sequence)
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS fencepost_subjects (
+  principal_kind TEXT NOT NULL,
+  principal_id TEXT NOT NULL,
+  stage TEXT NOT NULL,
+  lookup_key TEXT NOT NULL CHECK (lookup_key LIKE 'change:%' OR lookup_key LIKE 'provisional:%'),
+  run_id TEXT NOT NULL,
+  PRIMARY KEY (principal_kind, principal_id, stage, lookup_key)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX IF NOT EXISTS fencepost_subjects_by_run ON fencepost_subjects (run_id);
+
+CREATE TABLE IF NOT EXISTS fencepost_bindings (
+  run_id TEXT NOT NULL,
+  revision INTEGER NOT NULL CHECK (revision BETWEEN 1 AND 9007199254740991),
+  gate TEXT NOT NULL CHECK (gate IN ('a', 'b')),
+  receipt_hash TEXT NOT NULL CHECK (
+    length(receipt_hash) = 64 AND receipt_hash NOT GLOB '*[^0-9a-f]*'),
+  -- Canonical JSON, so that equal proofs are equal texts.
+  approval_proof TEXT CHECK (json_valid(approval_proof) AND json_type(approval_proof) = 'object'),
+  created_at_ms INTEGER NOT NULL,
+  -- In this order a list is sorted as it is stored.
+  PRIMARY KEY (run_id, revision, gate)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS fencepost_operations (
+  run_id TEXT NOT NULL,
+  operation_id TEXT NOT NULL CHECK (
+    length(operation_id) BETWEEN 1 AND 128 AND operation_id = lower(operation_id)),
+  kind TEXT NOT NULL CHECK (kind = 'lease'),
+  payload_fingerprint TEXT NOT NULL CHECK (length(payload_fingerprint) = 64),
+  state TEXT NOT NULL CHECK (state IN ('running', 'committed', 'interrupted')),
+  -- Names the last lease: the present one while the operation runs.
+  lease_token TEXT NOT NULL,
+  lease_expires_at_ms INTEGER,
+  -- JSON; a committed null is the text null.
+  outcome TEXT CHECK (json_valid(outcome)),
+  write_token TEXT NOT NULL,
+  created_at_ms INTEGER NOT NULL,
+  updated_at_ms INTEGER NOT NULL CHECK (updated_at_ms >= created_at_ms),
+  PRIMARY KEY (run_id, operation_id),
+  CHECK ((state = 'running') = (lease_expires_at_ms IS NOT NULL)),
+  CHECK ((state = 'committed') = (outcome IS NOT NULL))
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX IF NOT EXISTS fencepost_operations_running
+ON fencepost_operations (run_id, operation_id) WHERE state = 'running';
 
 CREATE TABLE IF NOT EXISTS fencepost_audit (
   sequence INTEGER PRIMARY KEY,

@@ -178,6 +178,13 @@ class Client:
         body = {"owner": run["owner"], **members}
         return self.post(f"/v1/runs/{run['run_id']}/{verb}", body)
 
+    def operation(
+        self, run: Json, verb: str, operation: str = "step", **members: Any
+    ) -> httpx.Response:
+        """A verb on an operation of the run, by the run's owner unless another is given."""
+        path = f"/v1/runs/{run['run_id']}/operations/{operation}/{verb}"
+        return self.post(path, {"owner": run["owner"], **members})
+
     def finish(self, run: Json, to: str = "completed", **members: Any) -> httpx.Response:
         return self.verb(run, "transition", to=to, **members)
 

@@ -442,7 +442,8 @@ BAD_AUTHORIZATIONS: list[dict[str, str]] = [
 
 
 def path_of(route: table.Route, run: Json) -> str:
-    return route.pattern.replace("{key}", run["key"]).replace("{run_id}", run["run_id"])
+    path = route.pattern.replace("{key}", run["key"]).replace("{run_id}", run["run_id"])
+    return path.replace("{op}", "step")
 
 
 def name_of(route: table.Route) -> str:

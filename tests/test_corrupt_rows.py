@@ -14,6 +14,7 @@ from fencepost import schema
 from helpers import Client, Json, Sql
 
 SECRET = "do-not-echo"  # noqa: S105
+LOOSE = ("reservations", "runs", "snapshots", "operations")
 
 
 def without_checks(ddl: str) -> str:
@@ -33,14 +34,14 @@ def without_checks(ddl: str) -> str:
 @pytest.fixture
 def loose(client: Client, sql: Sql) -> Iterator[Json]:
     """A run of alice's, in tables that take anything."""
-    for table in ("fencepost_reservations", "fencepost_runs", "fencepost_snapshots"):
-        sql(f"DROP TABLE {table}")
+    for table in LOOSE:
+        sql(f"DROP TABLE fencepost_{table}")
     for ddl in schema.STATEMENTS:
-        if re.match(r"CREATE TABLE IF NOT EXISTS fencepost_(reservations|runs|snapshots)", ddl):
+        if re.match(rf"CREATE TABLE IF NOT EXISTS fencepost_({'|'.join(LOOSE)}) ", ddl):
             sql(without_checks(ddl))
     yield client.started(input={"secret": SECRET})
-    for table in ("fencepost_reservations", "fencepost_runs", "fencepost_snapshots"):
-        sql(f"DROP TABLE {table}")
+    for table in LOOSE:
+        sql(f"DROP TABLE fencepost_{table}")
 
 
 RUN_DAMAGE = {
@@ -50,6 +51,7 @@ RUN_DAMAGE = {
     "a running run, and no other, has an owner": "status = 'suspended'",
     "a claim is whole or absent": "claim_nonce = 'n'",
     "a lineage has an id and a round": "lineage_round = 1",
+    "a machine has a name and a state": "machine = 'delivery'",
     "a run that ended, and no other, has an end": "finished_at_ms = 5",
 }
 
@@ -107,6 +109,7 @@ RESERVATION_DAMAGE = {
     "attempt is at least 1": "attempt = 0",
     "only a claimed reservation is started": "claim_nonce = NULL",
     "times are whole milliseconds": "updated_at_ms = 'soon'",
+    "joined is 0 or 1": "joined = 2",
 }
 
 
@@ -137,3 +140,29 @@ def test_a_state_that_is_not_json_is_refused_and_not_echoed(
     assert (answer.status_code, answer.json()["code"]) == (503, "ROW_CORRUPT")
     assert answer.json()["rule"] == rule
     assert SECRET not in answer.text
+
+
+OPERATION_DAMAGE = {
+    "state is running, committed or interrupted": "state = 'lost'",
+    "an operation that runs, and no other, has a lease that ends": "lease_expires_at_ms = NULL",
+    "a committed operation, and no other, has an outcome": "outcome = '1'",
+    "times are whole milliseconds": "lease_expires_at_ms = 'soon'",
+    "outcome is JSON": f"state = 'committed', lease_expires_at_ms = NULL, outcome = '{SECRET}'",
+}
+
+
+@pytest.mark.parametrize("rule", OPERATION_DAMAGE)
+def test_an_operation_that_breaks_a_rule_is_refused(
+    client: Client, sql: Sql, loose: Json, rule: str
+) -> None:
+    client.operation(loose, "acquire", ttl_ms=60_000).raise_for_status()
+    damage = OPERATION_DAMAGE[rule]
+    sql(f"UPDATE fencepost_operations SET {damage} WHERE run_id = ?1", loose["run_id"])
+    before = sql.dump()
+    path = f"/v1/runs/{loose['run_id']}/operations/step"
+    for answer in (client.get(path), client.operation(loose, "acquire", ttl_ms=1)):
+        problem = answer.json()
+        assert (answer.status_code, problem["code"]) == (503, "ROW_CORRUPT")
+        assert (problem["table"], problem["rule"]) == ("fencepost_operations", rule)
+        assert SECRET not in answer.text
+    assert sql.dump() == before

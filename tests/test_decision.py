@@ -176,8 +176,10 @@ def a_run(case: Case, other: Owner) -> Run | None:
         cancel_acknowledged_at_ms=None,
         parent_run_id=None,
         lineage=None,
+        machine=None,
         head=Head(1, "a" * 64),
         write_token="token",  # noqa: S106
+        updated_at_ms=1,
         created_at_ms=1,
         started_at_ms=1,
         finished_at_ms=NOW if case.run in ENDED else None,

@@ -83,7 +83,7 @@ def test_a_retry_converges_when_the_first_reply_was_lost(client: Client, sql: Sq
     sql.fence("open", revision=1)
     key, operator = new_key(), client.as_("operator")
     body = {"expected": "open", "next": "draining"}
-    headers = {"Idempotency-Key": key, "X-Local-Fault": "lost"}
+    headers = {"Idempotency-Key": key, "X-Local-Fault": "lost,lost"}
     lost = operator.post("/v1/fence/transitions", body, headers=headers)
     assert lost.json()["code"] == "WRITE_OUTCOME_UNKNOWN"
     [moved] = sql("SELECT revision, updated_at_ms FROM fencepost_fence")
@@ -194,14 +194,21 @@ def _operate(path: str, body: Json) -> Callable[[Client, Json], httpx.Response]:
     return lambda client, run: client.as_("operator").post(path.format(**run), body)
 
 
+def _step(verb: str, **members: Any) -> Callable[[Client, Json], httpx.Response]:
+    return lambda client, run: client.operation(run, verb, **{"token": run["token"], **members})
+
+
 def _start(run: Json, verb: str) -> str:
     return f"/v1/starts/{run['key']}/{verb}"
 
 
+BINDINGS = [{"gate": "a", "revision": 1, "receipt_hash": "0" * 64}]
+OPERATION = "/v1/runs/{run_id}/operations/{op}"
 RESOLUTION = {"decision": "executed", "attempt": 1, "note": "seen in the ledger"}
 
 # One row a route: its class, and a request that would succeed if it were admitted (`run` is a
-# run that its caller owns; statuses other than 503 count as admitted).
+# run that its caller owns, with the token of its operation `step`; statuses other than 503 count
+# as admitted).
 MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response]]] = {
     ("POST", "/v1/starts"): (NEW, lambda client, run: client.start(new_key())),
     ("GET", "/v1/starts/{key}"): (ALWAYS, _get("/v1/starts/{key}")),
@@ -218,6 +225,10 @@ MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response
     ("GET", "/v1/runs/{run_id}/ownership"): (ALWAYS, _get("/v1/runs/{run_id}/ownership")),
     ("GET", "/v1/runs/{run_id}/lineage"): (ALWAYS, _get("/v1/runs/{run_id}/lineage")),
     ("GET", "/v1/runs/{run_id}/latest"): (ALWAYS, _get("/v1/runs/{run_id}/latest")),
+    ("GET", "/v1/runs/{run_id}/events"): (ALWAYS, _get("/v1/runs/{run_id}/events")),
+    ("POST", "/v1/runs/{run_id}/events"): (EXISTING, _run_path("events", type="noted")),
+    ("POST", "/v1/runs/{run_id}/bind-change"): (EXISTING, _run_path("bind-change", change="c")),
+    ("GET", "/v1/runs/{run_id}/integrity"): (ALWAYS, _get("/v1/runs/{run_id}/integrity")),
     ("POST", "/v1/runs/{run_id}/claim"): (EXISTING, _run_path("claim")),
     ("POST", "/v1/runs/{run_id}/activate"): (EXISTING, _run_path("activate")),
     ("POST", "/v1/runs/{run_id}/own"): (EXISTING, _run_path("own")),
@@ -233,6 +244,17 @@ MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response
         ALWAYS,
         _operate("/v1/runs/{run_id}/lineage/cancel", {}),
     ),
+    ("GET", "/v1/runs/{run_id}/bindings"): (ALWAYS, _get("/v1/runs/{run_id}/bindings")),
+    ("POST", "/v1/runs/{run_id}/bindings"): (EXISTING, _run_path("bindings", bindings=BINDINGS)),
+    ("POST", f"{OPERATION}/acquire"): (
+        EXISTING,
+        lambda client, run: client.operation(run, "acquire", "other", ttl_ms=1000),
+    ),
+    ("POST", f"{OPERATION}/renew"): (EXISTING, _step("renew", ttl_ms=90_000)),
+    ("POST", f"{OPERATION}/assert"): (EXISTING, _step("assert")),
+    ("POST", f"{OPERATION}/commit"): (EXISTING, _step("commit", outcome=1)),
+    ("POST", f"{OPERATION}/interrupt"): (EXISTING, _step("interrupt")),
+    ("GET", OPERATION): (ALWAYS, _get("/v1/runs/{run_id}/operations/step")),
     ("GET", "/v1/fence"): (ALWAYS, _get("/v1/fence")),
     ("POST", "/v1/fence/transitions"): (
         ALWAYS,
@@ -264,6 +286,7 @@ def test_each_state_admits_each_route_as_the_matrix_says(
 ) -> None:
     work, send = MATRIX[route]
     run = client.started()
+    run["token"] = client.operation(run, "acquire", ttl_ms=60_000).json()["lease"]["token"]
     sql.fence(state, proof_key="proof" if state == "proof-only" else None)
     before = sql.dump()
     answer = send(client, run)

@@ -13,8 +13,15 @@ from helpers import BridgeDatabase, Client, Json, Sql
 
 @pytest.fixture
 def empty(sql: Sql) -> None:
-    for table in ("runs", "reservations"):
+    for table in ("runs", "reservations", "operations"):
         sql(f"DELETE FROM fencepost_{table}")
+
+
+def work(client: Client) -> Json:
+    """A run that is work in every category: it runs an operation."""
+    run = client.started()
+    client.operation(run, "acquire", ttl_ms=60_000).raise_for_status()
+    return run
 
 
 def sweep(client: Client, category: str, limit: int) -> tuple[list[Json], list[Json]]:
@@ -36,13 +43,13 @@ def counts(client: Client) -> dict[str, int]:
 
 @pytest.mark.usefixtures("empty")
 def test_what_runs_or_waits_is_work_and_what_ended_is_not(client: Client) -> None:
-    assert counts(client) == {"runs": 0, "start-reservations": 0}
+    assert counts(client) == {"runs": 0, "start-reservations": 0, "operations": 0}
     running, suspended, ended = client.started(), client.started(), client.started()
     client.finish(suspended, "suspended").raise_for_status()
     client.finish(ended).raise_for_status()
     released = client.started()
     client.post(f"/v1/starts/{released['key']}/release", {"owner": released["owner"]})
-    assert counts(client) == {"runs": 3, "start-reservations": 3}
+    assert counts(client) == {"runs": 3, "start-reservations": 3, "operations": 0}
     runs, _ = sweep(client, "runs", 10)
     work = {run["run_id"] for run in (running, suspended, released)}
     assert {item["run_id"] for item in runs} == work
@@ -55,8 +62,8 @@ def test_what_runs_or_waits_is_work_and_what_ended_is_not(client: Client) -> Non
 @pytest.mark.usefixtures("empty")
 @pytest.mark.parametrize("category", inventory.CATEGORIES)
 def test_pages_cover_everything_once_and_count_on_the_first(client: Client, category: str) -> None:
-    expected = sorted(client.started()["run_id"] for _ in range(7))
-    expected.append(client.as_("bob").started()["run_id"])
+    expected = sorted(work(client)["run_id"] for _ in range(7))
+    expected.append(work(client.as_("bob"))["run_id"])
     items, pages = sweep(client, category, 3)
     assert sorted(item["run_id"] for item in items) == sorted(expected)
     assert pages[0]["count"] == 8
@@ -70,15 +77,32 @@ def test_pages_cover_everything_once_and_count_on_the_first(client: Client, cate
 def test_rows_that_come_or_go_between_pages_move_no_other(
     client: Client, sql: Sql, category: str
 ) -> None:
-    before = sorted(client.started()["run_id"] for _ in range(6))
+    before = sorted(work(client)["run_id"] for _ in range(6))
     path, operator = f"/v1/inventory/{category}", client.as_("operator")
     first = operator.get(path, params={"limit": 3}).json()
-    for table in ("runs", "reservations"):
+    for table in ("runs", "reservations", "operations"):
         sql(f"DELETE FROM fencepost_{table} WHERE run_id = ?1", before[0])
         sql(f"DELETE FROM fencepost_{table} WHERE run_id = ?1", before[2])
-    client.started()
+    work(client)
     rest = operator.get(path, params={"limit": 3, "cursor": first["cursor"]}).json()
     assert [item["run_id"] for item in rest["items"]] == before[3:]
+
+
+@pytest.mark.usefixtures("empty")
+def test_an_operation_is_work_while_it_runs_in_a_run_that_has_not_ended(
+    client: Client, sql: Sql
+) -> None:
+    running, committed, ended = work(client), work(client), work(client)
+    token = client.operation(committed, "acquire", ttl_ms=1).json()["lease"]["token"]
+    client.operation(committed, "commit", token=token, outcome=None).raise_for_status()
+    client.finish(ended).raise_for_status()
+    assert counts(client)["operations"] == 1
+    [item], _ = sweep(client, "operations", 10)
+    assert (item["run_id"], item["id"], item["state"]) == (running["run_id"], "step", "running")
+    assert "token" not in json.dumps(item)
+    sql("UPDATE fencepost_operations SET lease_expires_at_ms = 5 WHERE state = 'running'")
+    [item], _ = sweep(client, "operations", 10)
+    assert (item["state"], item["lease_expires_at_ms"]) == ("lapsed", 5)
 
 
 @pytest.mark.usefixtures("empty")
@@ -93,7 +117,7 @@ def test_a_corrupt_row_counts_as_work_and_is_named(client: Client, sql: Sql) -> 
 
 
 def test_without_tables_there_is_no_work(client: Client, empty_database: Sql) -> None:
-    assert counts(client) == {"runs": 0, "start-reservations": 0}
+    assert counts(client) == {"runs": 0, "start-reservations": 0, "operations": 0}
     page = client.as_("operator").get("/v1/inventory/runs").json()
     assert page == {"items": [], "cursor": None}
     assert empty_database("SELECT name FROM sqlite_master WHERE name LIKE 'fencepost%'") == []

@@ -14,12 +14,14 @@ MODULES = sorted((ROOT / "src").rglob("*.py"))
 MAY_TOUCH_JAVASCRIPT = {"d1.py", "routes.py", "entry.py"}
 # Imports point one way: a module imports only what stands to its left.
 ORDER = [
-    *("limits", "identifiers", "problems", "errors", "failures", "d1"),
+    *("limits", "identifiers", "problems", "errors", "failures", "d1", "commit", "run_tables"),
     *("schema", "shape", "migrations", "schema_guard", "audit", "fence"),
-    *("journal", "reservation", "runs", "snapshot", "transition", "ownership", "claims"),
+    *("journal", "reservation", "runs", "machines", "projection", "snapshot", "transition"),
+    *("events", "subjects", "ownership", "claims", "bindings", "operations", "leases"),
     *("lineage", "cancellation", "release", "resolve", "retention", "decision", "starts"),
-    *("strictjson", "exchange", "auth", "body", "wire", "shapes", "inventory", "answers"),
-    *("handlers", "administration", "table", "routes", "entry"),
+    *("strictjson", "exchange", "auth", "body", "nouns", "wire", "shapes", "inventory"),
+    *("answers", "handlers", "history_handlers", "delivery_handlers", "operation_handlers"),
+    *("administration", "table", "routes", "entry"),
 ]
 
 

@@ -111,7 +111,7 @@ def test_faults_are_made_only_when_the_setting_says_so() -> None:
 def test_a_lost_reply_was_executed_and_a_dropped_batch_was_not() -> None:
     with npm_start(FENCEPOST_PERSIST="memory", FENCEPOST_FAULTS="1") as served:
         served.start(new_key()).raise_for_status()
-        for fault, expected in (("drop", 201), ("lost", 409)):
+        for fault, expected in (("drop,drop", 201), ("lost,lost", 409)):
             key = new_key()
             answer = served.start(key, x_local_fault=fault)
             assert answer.json()["code"] == "WRITE_OUTCOME_UNKNOWN"
@@ -123,7 +123,7 @@ def test_faults_of_concurrent_requests_do_not_mix() -> None:
     """Each event has its own environment, though the module that hands it out is one."""
     with npm_start(FENCEPOST_PERSIST="memory", FENCEPOST_FAULTS="1") as served:
         served.start(new_key()).raise_for_status()
-        faults = [None, "lost", "pass,lost"] * 20
+        faults = [None, "lost,lost", "pass,lost"] * 20
 
         def start(fault: str | None) -> int:
             headers = {} if fault is None else {"x_local_fault": fault}

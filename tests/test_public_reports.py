@@ -184,7 +184,7 @@ def test_8_a_crash_between_the_commit_and_the_reply_runs_nothing_twice(
 ) -> None:
     """VilledeMontreal/express-idempotency #32: the key stayed locked, or ran again."""
     key, mine, before = new_key(), a_start(owner=an_owner()), starts(sql)
-    lost = client.start(key, mine, X_Local_Fault="lost")
+    lost = client.start(key, mine, X_Local_Fault="lost,lost")
     assert lost.status_code == 503
     assert (lost.json()["code"], lost.json()["retry"]) == ("WRITE_OUTCOME_UNKNOWN", "same-key")
 
@@ -214,7 +214,7 @@ def test_8_a_crash_between_the_commit_and_the_reply_runs_nothing_twice(
 
 def test_8_a_crash_before_the_commit_leaves_the_key_free(client: Client, sql: Sql) -> None:
     key, before = new_key(), sql.dump()
-    assert client.start(key, X_Local_Fault="drop").json()["code"] == "WRITE_OUTCOME_UNKNOWN"
+    assert client.start(key, X_Local_Fault="drop,drop").json()["code"] == "WRITE_OUTCOME_UNKNOWN"
     assert sql.dump() == before
     assert client.start(key).status_code == 201
 

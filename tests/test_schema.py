@@ -41,15 +41,17 @@ def test_no_other_path_creates_a_table(client: Client, empty_database: Sql) -> N
         client.post("/v1/runs/r/own", {"owner": owner}),
         client.post("/v1/runs/r/heartbeat", {"owner": owner}),
         client.post("/v1/runs/r/transition", {"owner": owner, "to": "completed"}),
+        client.get("/v1/runs/r/operations/o"),
+        client.post("/v1/runs/r/operations/o/acquire", {"owner": owner, "ttl_ms": 1000}),
     ):
         assert answer.status_code in (200, 404), answer.text
     assert empty_database("SELECT name FROM sqlite_master WHERE name LIKE 'fencepost%'") == []
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
-def test_ddl_stands_in_the_schema_and_the_migrations_alone(source: Path) -> None:
+def test_ddl_stands_in_the_schema_modules_and_the_migrations_alone(source: Path) -> None:
     ddl = re.findall(r"\b(?:CREATE|ALTER|DROP)\s+(?:TABLE|INDEX|TRIGGER)\b", source.read_text())
-    assert bool(ddl) == (source.name in ("schema.py", "migrations.py"))
+    assert bool(ddl) == (source.name in ("schema.py", "run_tables.py", "migrations.py"))
 
 
 def test_only_the_start_and_the_fence_transition_call_ensure() -> None:
@@ -74,6 +76,25 @@ BROKEN = {
     "half a claim": "UPDATE fencepost_runs SET claim_host_id = 'h'",
     "an end of a run that runs": "UPDATE fencepost_runs SET finished_at_ms = 5",
     "an unknown status": "UPDATE fencepost_runs SET status = 'lost'",
+    "half a machine": "UPDATE fencepost_runs SET machine = 'delivery'",
+    "a state of no machine": "UPDATE fencepost_runs SET machine_state = 'created'",
+    "a code of no machine": "UPDATE fencepost_runs SET machine_code = 'c'",
+    "a binding at no gate": (
+        "INSERT INTO fencepost_bindings SELECT run_id, 1, 'c', head_hash, NULL, 1 "
+        "FROM fencepost_runs"
+    ),
+    "a binding in revision 0": (
+        "INSERT INTO fencepost_bindings SELECT run_id, 0, 'a', head_hash, NULL, 1 "
+        "FROM fencepost_runs"
+    ),
+    "a receipt that is no hash": (
+        "INSERT INTO fencepost_bindings SELECT run_id, 1, 'a', upper(head_hash) || 'G', NULL, 1 "
+        "FROM fencepost_runs"
+    ),
+    "a proof that is no object": (
+        "INSERT INTO fencepost_bindings SELECT run_id, 1, 'a', head_hash, '[]', 1 "
+        "FROM fencepost_runs"
+    ),
     "half a lineage": "UPDATE fencepost_runs SET lineage_id = 'l'",
     "an acknowledgement without a request": (
         "UPDATE fencepost_runs SET cancel_acknowledged_at_ms = 5"
@@ -86,6 +107,17 @@ BROKEN = {
     "attempt 0": "UPDATE fencepost_reservations SET attempt = 0",
     "an agent without a thread": "UPDATE fencepost_reservations SET target_kind = 'agent'",
     "a state that is not JSON": "UPDATE fencepost_snapshots SET state = '{'",
+    "a running operation without a lease": (
+        "UPDATE fencepost_operations SET lease_expires_at_ms = NULL"
+    ),
+    "an interrupted operation with a lease": (
+        "UPDATE fencepost_operations SET state = 'interrupted'"
+    ),
+    "a committed operation without an outcome": (
+        "UPDATE fencepost_operations SET state = 'committed', lease_expires_at_ms = NULL"
+    ),
+    "an outcome of an operation that runs": "UPDATE fencepost_operations SET outcome = '1'",
+    "an operation in upper case": "UPDATE fencepost_operations SET operation_id = 'STEP'",
     "proof-only without a key": (
         "INSERT INTO fencepost_fence (id, state, updated_at_ms) "
         "VALUES ('deployment', 'proof-only', 1)"
@@ -98,6 +130,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("statement", BROKEN.values(), ids=BROKEN)
 def test_the_tables_refuse(client: Client, sql: Sql, statement: str) -> None:
-    client.started()
+    sql("DELETE FROM fencepost_operations")
+    client.operation(client.started(), "acquire", ttl_ms=60_000).raise_for_status()
     with pytest.raises(D1Failure, match="SQLITE_CONSTRAINT"):
         sql(statement)

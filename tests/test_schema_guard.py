@@ -15,6 +15,7 @@ from conftest import ROOT
 from fencepost import errors, migrations, schema, schema_guard, shape
 from fencepost.d1 import Result
 from fencepost.migrations import DDL
+from fencepost.table import ROUTES
 from helpers import BridgeDatabase, Client, D1Failure, Json, Sql, an_owner, new_key, round_trips
 
 DUMPS = {path.stem: path.read_text() for path in sorted((ROOT / "tests/schemas").glob("*.sql"))}
@@ -163,6 +164,8 @@ def writes(run: Json) -> dict[str, tuple[str, Json, dict[str, str]]]:
     new = {"owner": an_owner()}
     start = {"target": {"kind": "workflow", "id": "charge"}}
     evidence = {"evidence": {"kind": "lease-expired", "expected_owner": owner}}
+    binding = {"gate": "a", "revision": 1, "receipt_hash": "a" * 64}
+    lease = {"owner": owner, "token": "t" * 32}
     return {
         "start": ("/v1/starts", start, key),
         "fence": ("/v1/fence/transitions", {"expected": "open", "next": "draining"}, {}),
@@ -178,9 +181,29 @@ def writes(run: Json) -> dict[str, tuple[str, Json, dict[str, str]]]:
         "claim": (f"{at}/claim", new, {}),
         "steal": (f"{at}/steal", new | evidence, {}),
         "transition": (f"{at}/transition", {"owner": owner, "to": "completed"}, {}),
+        "abandon": (f"{at}/abandon", {"owner": owner}, {}),
+        "activate": (f"{at}/activate", {"owner": owner}, {}),
+        "recover": (f"{at}/recover", new | evidence, {}),
+        "events": (f"{at}/events", {"type": "noted", "payload": 1, "owner": owner}, {}),
+        "bind-change": (f"{at}/bind-change", {"owner": owner, "change": "1"}, {}),
+        "bindings": (f"{at}/bindings", {"owner": owner, "bindings": [binding]}, {}),
         "cancel": (f"{at}/cancel", {}, {}),
+        "acknowledge-cancel": (f"{at}/acknowledge-cancel", {"owner": owner}, {}),
+        "lineage cancel": (f"{at}/lineage/cancel", {}, {}),
+        "acquire": (f"{at}/operations/step/acquire", {"owner": owner, "ttl_ms": 60_000}, {}),
+        "renew": (f"{at}/operations/step/renew", lease | {"ttl_ms": 60_000}, {}),
+        "commit": (f"{at}/operations/step/commit", lease | {"outcome": 1}, {}),
+        "interrupt": (f"{at}/operations/step/interrupt", lease, {}),
         "purge": ("/v1/retention/purge", {}, {}),
     }
+
+
+def test_every_mutating_route_is_among_the_writes() -> None:
+    run: Json = {"run_id": "r", "key": "k", "owner": an_owner()}
+    paths = {path for path, _, _ in writes(run).values()}
+    patterns = {route.pattern for route in ROUTES if route.method == "POST"}
+    named = {p.format(run_id="r", key="k", op="step") for p in patterns}
+    assert paths == named - {"/v1/runs/r/operations/step/assert"}
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
@@ -247,6 +270,35 @@ def test_a_column_that_goes_while_an_isolate_runs_is_noticed(
         assert answer.json()["code"] == "SCHEMA_MISMATCH", answer.text
         assert answer.json()["column"] == "result"
     assert database.dump() == before
+
+
+def test_a_backup_of_an_earlier_shape_under_a_running_isolate_is_noticed(
+    client: Client, database: Sql, run: Json
+) -> None:
+    """As D1's Time Travel restores one; no isolate looks, and a heartbeat needs no new column."""
+    parts = DUMPS["3-ownership"].split(";\n")
+    [ddl] = [part for part in parts if "EXISTS fencepost_runs (" in part]
+    names = ", ".join(migrations.EARLIER[shape.digest(ddl)].columns)
+    rows = database(f"SELECT {names} FROM fencepost_runs WHERE run_id = ?1", run["run_id"])
+    values = ", ".join(f"?{n}" for n in range(1, len(rows[0]) + 1))
+    insert = f"INSERT INTO fencepost_runs ({names}) VALUES ({values})"
+    database.batch(
+        [
+            ("DROP TABLE fencepost_runs", ()),
+            (ddl.strip(), ()),
+            (insert, tuple(rows[0].values())),
+        ]
+    )
+    isolate = {"headers": {"X-Local-Isolate": "0"}}
+    path = f"/v1/runs/{run['run_id']}/heartbeat"
+    beat = client.post(path, {"owner": run["owner"]}, **isolate).json()
+    assert [beat[m] for m in NAMED] == ["fencepost_runs", "machine", "missing"]
+    # It was written, so nothing else is said.
+    assert (beat["code"], "Nothing was written" in beat["detail"]) == ("SCHEMA_MISMATCH", False)
+    second = client.post(path, {"owner": run["owner"]}, **isolate).json()
+    assert "next start or fence transition" in second["detail"]
+    assert client.start(new_key(), X_Local_Isolate="0").status_code == 201
+    assert client.post(path, {"owner": run["owner"]}, **isolate).status_code == 200
 
 
 def test_a_nullable_column_more_at_the_end_is_tolerated(
@@ -355,6 +407,39 @@ def test_there_is_a_dump_of_every_shape() -> None:
     assert set(EARLIER) < set(DUMPS)
     # The last one is the present shape; a change of a table adds an entry to MIGRATIONS.
     assert len(DUMPS) == len(EARLIER) + 1
+
+
+@pytest.mark.parametrize("earlier", migrations.EARLIER.values(), ids=lambda e: e.digest[:8])
+def test_old_rows_have_a_value_for_every_column_that_is_not_null(
+    earlier: migrations.Earlier,
+) -> None:
+    ours = shape.table(DDL[earlier.table])
+    assert ours is not None
+    filled = [column for column, _ in earlier.fills]
+    assert set(earlier.columns).isdisjoint(filled)
+    needed = {
+        column
+        for column, words in ours.columns.items()
+        if ("not", "null") in zip(words, words[1:], strict=False) and "default" not in words
+    }
+    assert set(filled) <= needed <= {*earlier.columns, *filled}
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_no_old_reservation_has_joined_another_and_no_old_run_has_a_machine(
+    client: Client, database: Sql, load: Callable[[str], None], name: str
+) -> None:
+    load(name)
+    assert client.start(new_key()).status_code == 201
+    of_old = "WHERE key LIKE 'old-%' GROUP BY 1, 2"
+    held = database(
+        f"SELECT joined, subject_sha256, COUNT(*) AS n FROM fencepost_reservations {of_old}"
+    )
+    assert held == [{"joined": 0, "subject_sha256": None, "n": 3}]
+    machines = database("SELECT DISTINCT machine, machine_state, machine_code FROM fencepost_runs")
+    assert machines == [{"machine": None, "machine_state": None, "machine_code": None}]
+    released = client.start("old-released")
+    assert released.status_code == 422, released.text  # of other input, but it can be read
 
 
 @pytest.mark.parametrize("name", DUMPS)
@@ -482,7 +567,9 @@ def test_two_isolates_that_migrate_at_once_end_in_one_shape(
             answers = list(pool.map(start, (0, 1, 0, 1)))
         assert [answer.status_code for answer in answers] == [201] * 4, [a.text for a in answers]
         assert is_current(database)
-        runs = database("SELECT run_id FROM fencepost_runs WHERE run_id LIKE 'run-_'")
+        runs = database(
+            "SELECT run_id FROM fencepost_runs WHERE run_id LIKE 'run-_' ORDER BY run_id"
+        )
         assert [row["run_id"] for row in runs] == ["run-1", "run-2", "run-3"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from fencepost import errors, limits, shapes
 from fencepost.decision import Decision, Seen
@@ -13,6 +14,7 @@ from fencepost.fence import Fence, Moved
 from fencepost.problems import PROBLEMS
 from fencepost.reservation import Reservation
 from fencepost.runs import LOSSES, Outcome, Run
+from fencepost.transition import Transition
 
 # --- Starts ------------------------------------------------------------------------------
 
@@ -31,6 +33,11 @@ def start_reply(decision: Decision, seen: Seen) -> Reply:
         raise seen.fence.refusal()
     if decision is Decision.RESERVED:
         raise errors.Unavailable("Others keep winning the race for this key; send it again.")
+    if decision is Decision.LOOKUP_CONFLICT:
+        raise Conflict(
+            "The names of this subject lead to different runs. Nothing was written.",
+            code="RUN_LOOKUP_CONFLICT",
+        )
     assert seen.reservation is not None
     if decision is Decision.PENDING:
         assert seen.run is not None
@@ -73,6 +80,13 @@ def _input_mismatch(held: Reservation) -> FencepostError:
     )
 
 
+def _subject_mismatch(held: Reservation) -> FencepostError:
+    return Conflict(
+        "This key was used with another subject. That start is unharmed.",
+        code="OPERATION_ID_CONFLICT",
+    )
+
+
 def _already_settled(held: Reservation) -> FencepostError:
     return Conflict(
         "The run of this key has ended and its record was purged; it will not run again.",
@@ -98,6 +112,7 @@ _REFUSALS: dict[Decision, Callable[[Reservation], FencepostError]] = {
     Decision.OWNER_MISMATCH: _owner_mismatch,
     Decision.TARGET_MISMATCH: _target_mismatch,
     Decision.INPUT_MISMATCH: _input_mismatch,
+    Decision.SUBJECT_MISMATCH: _subject_mismatch,
     Decision.ALREADY_SETTLED: _already_settled,
     Decision.UNRESOLVABLE: _unresolvable,
 }
@@ -156,7 +171,7 @@ def verb_reply(outcome: Outcome, run: Run) -> Reply:
     return Reply(200, body, run_id=run.run_id)
 
 
-def loss(outcome: Outcome, run: Run | None) -> Conflict:
+def loss(outcome: Outcome, run: Run | None, **members: Any) -> Conflict:
     """A verb that lost: 409, the outcome named, the run without state and result."""
     code = outcome.upper()
     return Conflict(
@@ -164,4 +179,14 @@ def loss(outcome: Outcome, run: Run | None) -> Conflict:
         code=code,
         outcome=outcome,
         run=run and shapes.run_json(run, content=False),
+        **members,
     )
+
+
+def transition_reply(outcome: Outcome, run: Run, change: Transition) -> Reply:
+    """As `verb_reply`; an illegal transition says from where and to where."""
+    if outcome is Outcome.ILLEGAL_TRANSITION:
+        to = change.to if change.move is None else change.move.to
+        move = {"from": run.machine and run.machine.state, "to": to}
+        raise loss(outcome, run, **move)
+    return verb_reply(outcome, run)

@@ -10,8 +10,10 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fencepost import errors, limits, strictjson
+from fencepost import errors, limits, machines, strictjson
 from fencepost.identifiers import is_identifier, is_owner_field, is_well_formed
+from fencepost.machines import Move
+from fencepost.runs import RunStatus
 
 T = TypeVar("T")
 
@@ -60,6 +62,12 @@ def integer(low: int, high: int) -> Callable[[Any, str], int]:
         return value
 
     return read
+
+
+def boolean(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name!r} is true or false.")
+    return value
 
 
 def one_of(*choices: str) -> Callable[[Any, str], str]:
@@ -117,3 +125,33 @@ def stored_json(bytes_max: int) -> Callable[[Any, str], str]:
 
 def anything(value: Any, name: str) -> Any:
     return value
+
+
+def guard(value: Any, name: str) -> Any:
+    """The guard of a transition on the request for a cancel."""
+    body = Body(value, repr(name))
+    requested = body.take("cancel_requested", one_of("absent", "present"))
+    body.done()
+    return requested
+
+
+_STATUSES = tuple(status for status in RunStatus if status is not RunStatus.PENDING)
+
+
+def movement(body: Body) -> tuple[RunStatus, Move | None]:
+    """Where a transition leads: `to`, or `machine` (with its `code`), or both.
+
+    A `machine` alone keeps the run running, or ends it in the status that the state stands for.
+    """
+    state: Any = body.take("machine", one_of(*sorted(machines.STATES)), None)
+    code = body.take("code", identifier, None)
+    if code is not None and state not in machines.CODED:
+        coded = ", ".join(sorted(machines.CODED))
+        raise errors.InvalidRequest(f"A 'code' belongs to a 'machine' of {coded}.")
+    if state is None:
+        return RunStatus(body.take("to", one_of(*_STATUSES))), None
+    end = machines.ENDS.get(state)
+    to = RunStatus(body.take("to", one_of(*_STATUSES), end or RunStatus.RUNNING))
+    if to is RunStatus.COMPLETED and end is None:
+        raise errors.InvalidRequest("A run is completed with a 'machine' that has ended.")
+    return to, Move(state, code)

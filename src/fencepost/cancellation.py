@@ -8,11 +8,11 @@ another principal's run is audited in its batch.
 
 from __future__ import annotations
 
-from fencepost import audit, errors, fence, lineage
+from fencepost import audit, commit, errors, fence, lineage
 from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
 from fencepost.runs import Outcome, Owner, Run
-from fencepost.snapshot import VISIBLE, found, not_found, read_statement, scope, verb
+from fencepost.snapshot import VISIBLE, found, not_found, scope, verb
 
 # Decides: the run has not ended and nobody has requested its cancel: the first request is kept.
 _CANCEL = f"""
@@ -48,14 +48,9 @@ async def cancel(
     statements = [
         Statement(_CANCEL, (run_id, *scope(viewer), token, now_ms)),
         Statement(_AUDIT_CANCEL, (run_id, token, *requester)),
-        read_statement(run_id, viewer, now_ms),
     ]
-    try:
-        results = await db.batch(statements)
-    except errors.MissingTable:
-        raise not_found() from None
-    run = found(results[-1])
-    if results[0].rows:
+    won, run, _ = await verb(db, statements, token, run_id, viewer, now_ms)
+    if won:
         return Outcome.CANCEL_REQUESTED, run
     return (Outcome.TERMINAL if run.ended else Outcome.ALREADY_REQUESTED), run
 
@@ -84,9 +79,9 @@ async def acknowledge(
 
     Losses, in order: fence_lost, cancel_not_requested, already_acknowledged. Raises Fenced.
     """
-    who = (owner.host_id, owner.pid, owner.nonce)
-    values = (run_id, *scope(viewer), mint_token(), *who, now_ms)
-    won, run, gate = await verb(db, [Statement(_ACKNOWLEDGE, values)], run_id, viewer, now_ms)
+    who, token = (owner.host_id, owner.pid, owner.nonce), mint_token()
+    statements = [Statement(_ACKNOWLEDGE, (run_id, *scope(viewer), token, *who, now_ms))]
+    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
     if won:
         return Outcome.CANCEL_ACKNOWLEDGED, run
     gate.require_existing_run(run_id)
@@ -117,6 +112,13 @@ WHERE changes() > 0 AND NOT (root.kind = ?5 AND root.who = ?6)
 _LIVE = f"SELECT COUNT(*) AS n FROM ({lineage.LIVE_MEMBERS})"
 
 
+# Whether a request landed: its token is in some member, unless each was written since.
+_LINEAGE_RECEIPT = f"""
+SELECT 1 AS landed FROM fencepost_runs
+WHERE run_id IN ({lineage.LIVE_MEMBERS}) AND write_token = ?4 LIMIT 1
+"""
+
+
 async def cancel_lineage(
     db: Database,
     run_id: str,
@@ -135,15 +137,15 @@ async def cancel_lineage(
     statements = [
         Statement(_CANCEL_LINEAGE, (*member, token, now_ms)),
         Statement(_AUDIT_CANCEL_LINEAGE, (*member, token, *requester, now_ms)),
-        Statement(_LIVE, member),
-        lineage.latest_statement(run_id, viewer),
     ]
+    reads = [Statement(_LIVE, member), lineage.latest_statement(run_id, viewer)]
+    receipt = Statement(_LINEAGE_RECEIPT, (*member, token))
     try:
-        results = await db.batch(statements)
+        written = await commit.write(db, commit.Write(statements, reads, receipt))
     except errors.MissingTable:
         raise not_found() from None
-    run = found(results[-1])
-    if results[0].rows:
+    run = found(written.reads[1])
+    if written.won:
         return Outcome.CANCEL_REQUESTED, run
-    live = results[2].rows[0]["n"]
+    live = written.reads[0].rows[0]["n"]
     return (Outcome.ALREADY_REQUESTED if live else Outcome.TERMINAL), run

@@ -46,7 +46,7 @@ async def claim(
         Statement(_CLAIM, values),
         fact_statement(run_id, token, "claimed", owner, "now"),
     ]
-    won, run, gate = await verb(db, statements, run_id, viewer, now_ms)
+    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
     if won:
         return Outcome.CLAIMED, run
     gate.require_existing_run(run_id)
@@ -82,7 +82,7 @@ async def steal(
     order: liveness_unconfirmed, already_claimed, heartbeat_fresh, snapshot_changed.
     """
     if evidence is None or not evidence.keeps_its_rule(owner):
-        _, run, _ = await verb(db, [], run_id, viewer, now_ms)
+        _, run, _ = await verb(db, [], "", run_id, viewer, now_ms)
         return Outcome.LIVENESS_UNCONFIRMED, run
     token, expected = mint_token(), evidence.expected_owner
     values = (run_id, *scope(viewer), token, *_who(owner), *_who(expected), now_ms)
@@ -90,7 +90,7 @@ async def steal(
         Statement(_STEAL, values),
         fact_statement(run_id, token, "stolen", owner, "now"),
     ]
-    won, run, gate = await verb(db, statements, run_id, viewer, now_ms)
+    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
     if won:
         return Outcome.STOLEN, run
     gate.require_existing_run(run_id)
@@ -155,7 +155,7 @@ async def activate(
         fact_statement(run_id, granted, "activated", owner, "now"),
         fact_statement(run_id, changed, "released", owner, "claim"),
     ]
-    won, run, gate = await verb(db, statements, run_id, viewer, now_ms)
+    won, run, gate = await verb(db, statements, granted, run_id, viewer, now_ms)
     if won:
         return Outcome.ACTIVATED, run
     gate.require_existing_run(run_id)
@@ -177,7 +177,7 @@ async def abandon(
         Statement(_ABANDON, (run_id, *scope(viewer), token, *_who(owner), now_ms)),
         fact_statement(run_id, token, "released", owner, "claim"),
     ]
-    won, run, gate = await verb(db, statements, run_id, viewer, now_ms)
+    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
     if won:
         return Outcome.ABANDONED, run
     gate.require_existing_run(run_id)
@@ -209,14 +209,14 @@ async def recover(
     Losses, in order: liveness_unconfirmed, claim_changed, claim_fresh.
     """
     if evidence is None or not evidence.keeps_its_rule(owner):
-        _, run, _ = await verb(db, [], run_id, viewer, now_ms)
+        _, run, _ = await verb(db, [], "", run_id, viewer, now_ms)
         return Outcome.LIVENESS_UNCONFIRMED, run
     token, dead = mint_token(), evidence.expected_owner
     statements = [
         Statement(_RECOVER, (run_id, *scope(viewer), token, *_who(dead), now_ms)),
         fact_statement(run_id, token, "expired", dead, "claim"),
     ]
-    won, run, gate = await verb(db, statements, run_id, viewer, now_ms)
+    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
     if won:
         return Outcome.RECOVERED, run
     gate.require_existing_run(run_id)

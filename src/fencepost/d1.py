@@ -64,6 +64,8 @@ class Database:
         self.rows_read = 0
         self.rows_written = 0
         self.elapsed_ms = 0.0
+        # What became of a write whose reply was lost (`commit.Branch`).
+        self.branch: str | None = None
 
     async def batch(self, statements: Sequence[Statement]) -> list[Result]:
         """Run the statements as one transaction, in one round trip.
@@ -254,11 +256,16 @@ Rules = tuple[tuple[str, Callable[[Row], bool]], ...]
 
 
 def check_row(table: str, rules: Rules, row: Row) -> None:
-    """Raises RowCorrupt, naming the first rule that the row breaks; it is never repaired."""
+    """Raises RowCorrupt, naming the first rule that the row breaks; it is never repaired.
+
+    Raises ColumnAbsent when it lacks a column: `SELECT *` of a table of another shape.
+    """
     for rule, holds in rules:
         try:
             sound = holds(row)
-        except (KeyError, TypeError):
+        except KeyError as absent:
+            raise errors.ColumnAbsent(table, absent.args[0], "missing") from None
+        except TypeError:
             sound = False
         if not sound:
             raise errors.RowCorrupt(table, rule)

@@ -11,6 +11,7 @@ from fencepost.fence import Fence
 from fencepost.identifiers import Principal, Target
 from fencepost.reservation import Intent, Match, Reservation, ReservationState
 from fencepost.runs import Lineage, Owner, Run, RunStatus
+from fencepost.subjects import Subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Start:
     """What a caller asks to be started exactly once.
 
     `input_json` becomes the run's first state, so that whoever takes the run over finds it.
+    `machine` is a name in `machines.MACHINES`. It is no part of what the key means: a retry that
+    names another replays.
     """
 
     key: str
@@ -29,6 +32,8 @@ class Start:
     lease_ms: int = limits.LEASE_MS_DEFAULT
     parent_run_id: str | None = None
     lineage: Lineage | None = None
+    subject: Subject | None = None
+    machine: str | None = None
 
 
 def fingerprint(target: Target, input: Any, lineage: Lineage | None) -> str:
@@ -47,6 +52,8 @@ class Decision(StrEnum):
     OWNER_MISMATCH = "owner_mismatch"
     TARGET_MISMATCH = "target_mismatch"
     INPUT_MISMATCH = "input_mismatch"
+    SUBJECT_MISMATCH = "subject_mismatch"
+    LOOKUP_CONFLICT = "lookup_conflict"
     FENCED = "fenced"
     STARTED = "started"
     REPLAYED = "replayed"
@@ -71,10 +78,15 @@ def decide(start: Start, intent: Intent, seen: Seen) -> Decision:
     """The decision table of design 6, from top to bottom."""
     held, run = seen.reservation, seen.run
     if held is None:
-        return Decision.FENCED
+        admitted = seen.fence.admits_start(start.key)
+        return Decision.LOOKUP_CONFLICT if admitted and start.subject else Decision.FENCED
     mismatch = _MISMATCHES.get(held.match(intent))
     if mismatch is not None:
         return mismatch
+    if held.subject_sha256 != (start.subject and start.subject.digest):
+        return Decision.SUBJECT_MISMATCH
+    if held.joined and run is not None:
+        return Decision.REPLAYED
     if run is None:
         return _without_run(intent, held, seen.fence)
     if run.status is RunStatus.RUNNING and run.owner == start.owner:

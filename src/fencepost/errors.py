@@ -12,7 +12,8 @@
     │   ├── FenceUnreadable    the fence cannot be read, so nothing is admitted
     │   ├── RowCorrupt         a stored row breaks a rule of its table
     │   └── SchemaMismatch     a stored table is not as this build knows it
-    │       └── SchemaBehind   it is of an earlier shape, or missing
+    │       ├── SchemaBehind   it is of an earlier shape, or missing
+    │       └── ColumnAbsent   a row came without a column that this build reads
     └── StorageError           D1 failed
         ├── MissingTable       it did not run
         ├── ConstraintFailed   it did not run
@@ -124,11 +125,11 @@ class SchemaMismatch(Unavailable):
     """A table is not as this build knows it. Table and column are named, SQL never."""
 
     CODE = "SCHEMA_MISMATCH"
-    ADVICE: ClassVar = "It is not repaired; an operator must look."
+    ADVICE: ClassVar = "Nothing was written. It is not repaired; an operator must look."
 
     def __init__(self, table: str, column: str | None, difference: str) -> None:
         where = table if column is None else f"{table}.{column}"
-        detail = f"The database differs at {where} ({difference}). Nothing was written. "
+        detail = f"The database differs at {where} ({difference}). "
         members = {"table": table, "column": column, "difference": difference}
         super().__init__(detail + self.ADVICE, **members)
 
@@ -136,7 +137,13 @@ class SchemaMismatch(Unavailable):
 class SchemaBehind(SchemaMismatch):
     """A table is of a known earlier shape, or missing."""
 
-    ADVICE = "The next start or fence transition brings it forward."
+    ADVICE = "Nothing was written. The next start or fence transition brings it forward."
+
+
+class ColumnAbsent(SchemaMismatch):
+    """A row came without a column that this build reads; says nothing about what was written."""
+
+    ADVICE = "It is not repaired; an operator must look."
 
 
 class StorageError(FencepostError):

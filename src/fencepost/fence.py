@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fencepost import audit, errors, schema_guard
+from fencepost import audit, commit, errors, schema_guard
 from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
 
@@ -237,18 +237,18 @@ async def transition(
     has moved the fence since. One round trip; the first transition of all creates the tables.
     Raises FenceUnreadable for a state that this build does not know.
     """
-    statements = _transition_statements(principal, command, now_ms)
+    intent = _transition_write(principal, command, now_ms)
     try:
         await db.ready(creating=True)
-        results = await db.batch(statements)
+        written = await commit.write(db, intent)
     except (errors.MissingTable, errors.MissingColumn, errors.SchemaBehind):
         gate = await read(db)
         if gate.state is not command.expected or command.revision not in (None, gate.revision):
             return _converged(command, gate), gate
         await schema_guard.ensure(db)
-        results = await db.batch(statements)
-    gate = Fence.from_rows(results[-1].rows)
-    if results[1].rows:
+        written = await commit.write(db, intent)
+    gate = Fence.from_rows(written.reads[0].rows)
+    if written.won:
         return Moved.MOVED, gate
     return _converged(command, gate), gate
 
@@ -261,15 +261,15 @@ def _converged(command: Transition, gate: Fence) -> Moved:
     return Moved.MOVED if same else Moved.KEY_REUSED
 
 
-def _transition_statements(
+def _transition_write(
     principal: Principal, command: Transition, now_ms: int | None
-) -> list[Statement]:
+) -> commit.Write:
     token, expected = mint_token(), command.expected
     who, move = tuple(principal), (expected, command.revision, command.next, command.key)
     receipt = (command.key, command.receipt, token)
-    return [
+    statements = [
         Statement(_MATERIALISE, (expected, command.revision, now_ms)),
         Statement(_AUDIT_TRANSITION, (*who, *move, token, now_ms)),
         Statement(_TRANSITION, (command.next, command.proof_key, *receipt)),
-        read_statement(),
     ]
+    return commit.Write(statements, [read_statement()], commit.audit_receipt(token), decides=1)

@@ -15,6 +15,7 @@ from fencepost import (
     fence,
     limits,
     lineage,
+    nouns,
     ownership,
     problems,
     release,
@@ -52,7 +53,7 @@ async def get_start(request: Request) -> Reply:
 
 async def post_release(request: Request) -> Reply:
     members = await _body(request)
-    owner = members.take("owner", wire.owner)
+    owner = members.take("owner", nouns.owner)
     members.done()
     key, viewer = request.params["key"], request.viewer
     outcome, held, run = await release.release(request.db, key, viewer, owner)
@@ -180,9 +181,8 @@ async def list_ownership(request: Request) -> Reply:
 async def post_transition(request: Request) -> Reply:
     change = wire.transition(await _body(request))
     run_id = request.params["run_id"]
-    return answers.verb_reply(
-        *await transition.transition(request.db, run_id, request.viewer, change)
-    )
+    outcome, run = await transition.transition(request.db, run_id, request.viewer, change)
+    return answers.transition_reply(outcome, run, change)
 
 
 # --- The deployment ----------------------------------------------------------------------

@@ -12,6 +12,10 @@ from fencepost import limits
 
 # contracts 1.1: path-safe, 1–200 characters, and not a path segment that URLs resolve away.
 _IDENTIFIER = re.compile(rf"(?!\.{{1,2}}\Z)[A-Za-z0-9._~-]{{1,{limits.IDENTIFIER_CHARS_MAX}}}")
+# contracts 4: a letter or digit at both ends.
+_OPERATION_ID = re.compile(
+    rf"[A-Za-z0-9](?:[A-Za-z0-9._:-]{{0,{limits.OPERATION_ID_CHARS_MAX - 2}}}[A-Za-z0-9])?"
+)
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
@@ -53,6 +57,11 @@ class Target(NamedTuple):
 def is_identifier(text: str) -> bool:
     """`[A-Za-z0-9._~-]`, 1–200 characters, not `.` or `..` (contracts 1.1)."""
     return _IDENTIFIER.fullmatch(text) is not None
+
+
+def is_operation_id(text: str) -> bool:
+    """`[A-Za-z0-9._:-]`, 1–128 characters, letter or digit at both ends; case does not matter."""
+    return _OPERATION_ID.fullmatch(text) is not None
 
 
 def is_principal_id(text: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fencepost import errors, shapes
 from fencepost.d1 import NOW_MS, Reader, Row, Statement
+from fencepost.operations import Operation
 from fencepost.reservation import Reservation
 from fencepost.runs import Run
 
@@ -22,6 +23,8 @@ EXCUSED = {
     "fencepost_snapshots": "content of runs",
     "fencepost_events": "history of runs",
     "fencepost_ownership": "history of runs",
+    "fencepost_subjects": "names of runs",
+    "fencepost_bindings": "content of runs",
     "fencepost_audit": "history of the deployment",
 }
 
@@ -37,6 +40,20 @@ _COUNT_RESERVATIONS = "SELECT COUNT(*) AS n FROM fencepost_reservations WHERE st
 _PAGE_RESERVATIONS = """
 SELECT * FROM fencepost_reservations
 WHERE state <> 'terminal' AND (run_id, key) > (?1, ?2) ORDER BY run_id, key LIMIT ?3
+"""
+
+# An operation that runs in a run that has ended can do nothing any more: nobody owns its run.
+_COUNT_OPERATIONS = """
+SELECT COUNT(*) AS n
+FROM fencepost_operations AS step LEFT JOIN fencepost_runs AS run USING (run_id)
+WHERE step.state = 'running' AND run.finished_at_ms IS NULL
+"""
+_PAGE_OPERATIONS = f"""
+SELECT step.*, {NOW_MS} AS now_ms
+FROM fencepost_operations AS step LEFT JOIN fencepost_runs AS run USING (run_id)
+WHERE step.state = 'running' AND run.finished_at_ms IS NULL
+  AND (step.run_id, step.operation_id) > (?1, ?2)
+ORDER BY step.run_id, step.operation_id LIMIT ?3
 """
 
 
@@ -72,8 +89,22 @@ CATEGORIES = {
             _PAGE_RESERVATIONS,
             lambda row: shapes.reservation_json(Reservation.from_row(row)),
         ),
+        Category(
+            "operations",
+            "fencepost_operations",
+            ("run_id", "operation_id"),
+            _COUNT_OPERATIONS,
+            _PAGE_OPERATIONS,
+            lambda row: _operation(Operation.from_row(row)),
+        ),
     )
 }
+
+
+def _operation(operation: Operation) -> shapes.Json:
+    expires_at_ms = operation.lease_expires_at_ms
+    shape = shapes.seen_operation_json(operation)
+    return {"run_id": operation.run_id, **shape, "lease_expires_at_ms": expires_at_ms}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,20 @@ from fencepost.d1 import Statement
 
 GENESIS_HASH = "0" * 64
 
+# Types of the events that the product itself appends; callers cannot use them.
+PRODUCT_TYPES = frozenset(
+    {
+        "run-created",
+        "run-released",
+        "run-restarted",
+        "run-resolved",
+        "state-transitioned",
+        "change-bound",
+        "delivery-bound",
+        "operation-interrupted",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -99,14 +113,19 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def next_event(head: Head, type: str, payload: dict[str, Any]) -> Event:
+def next_event(head: Head, type: str, payload: Any) -> Event:
     """The event that would follow `head`."""
-    sequence = head.sequence + 1
     payload_json = canonical(payload).decode()
-    rest = canonical({"prior_hash": head.hash, "sequence": sequence, "type": type}).decode()
+    hash = event_hash(head, type, payload_json)
+    return Event(head.sequence + 1, type, payload_json, head.hash, hash)
+
+
+def event_hash(prior: Head, type: str, payload_json: str) -> str:
+    """The hash of the event after `prior`; the payload as it is stored, to the letter."""
+    sequence = prior.sequence + 1
+    rest = canonical({"prior_hash": prior.hash, "sequence": sequence, "type": type}).decode()
     # The payload is the first of the four members.
-    content = f'{{"payload":{payload_json},{rest[1:]}'
-    return Event(sequence, type, payload_json, head.hash, sha256(content))
+    return sha256(f'{{"payload":{payload_json},{rest[1:]}')
 
 
 # Decides nothing: guarded by the token of the write that moved the head in the same batch.

@@ -32,6 +32,10 @@ LEASE_MS_DEFAULT = 30_000
 LEASE_MS_MIN = 1_000
 LEASE_MS_MAX = 3_600_000
 
+# Operations (contracts 4): a name; a lease of at most a day, since a step is no run.
+OPERATION_ID_CHARS_MAX = 128
+OPERATION_TTL_MS_MAX = 86_400_000
+
 # Waiting for the end of a run (design 6): one request must not outlive a client's patience.
 WAIT_S_MAX = 30
 # Pauses between two looks at D1 while waiting; the last one repeats.
@@ -45,6 +49,12 @@ UNAVAILABLE_RETRY_AFTER_S = 5
 PAGE_ITEMS_DEFAULT = 100
 PAGE_ITEMS_MAX = 200
 CURSOR_CHARS_MAX = 1024
+# Other names of a provisional subject (contracts 4).
+ALIASES_MAX = 4
+# Events that an integrity check reads at a time.
+INTEGRITY_PAGE_ITEMS = 500
+# The canonical payload of one event; it shares a row with two hashes.
+PAYLOAD_BYTES_MAX = 1_048_576
 
 # Retention (contracts 1.6): a month to look at what ran, a year in which a key stays spent.
 RUN_RETENTION_DAYS_DEFAULT = 30
@@ -54,6 +64,10 @@ RETENTION_DAYS_MAX = 36_500
 PURGE_CHUNK_ROWS = 100
 PURGE_ROWS_DEFAULT = 1_000
 PURGE_ROWS_MAX = 10_000
+
+# Delivery bindings: one transaction each request; a proof is evidence, not the thing itself.
+BINDINGS_MAX = 50
+APPROVAL_PROOF_BYTES_MAX = 16_384
 
 # An operator's note (UTF-16 units do not matter here: it is for people).
 NOTE_CHARS_MAX = 1_000

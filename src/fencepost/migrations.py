@@ -1,8 +1,8 @@
 """The earlier shapes of the tables, and how they become the present one.
 
 SQLite cannot add a CHECK to a table that exists, so a migration rebuilds it: create, copy, drop,
-rename. Every earlier shape goes straight to the present one, in one batch. An entry here is
-history and never changes; `tests/schemas` holds a database of each.
+rename. Every earlier shape goes straight to the present one, in one batch. A digest and its
+columns are history and never change; `tests/schemas` holds a database of each shape.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from fencepost.shape import table, tokens
 
 
 class Earlier(NamedTuple):
-    """A shape that a table once had: `shape.digest` of its DDL, and its columns, all kept."""
+    """A shape that a table once had: `shape.digest` of its DDL, and its columns, all kept.
+
+    `fills`: for each column that came later and may not be NULL, the SQL expression that old
+    rows get; every other new column is NULL in them, or has its DEFAULT.
+    """
 
     table: str
     digest: str
     columns: tuple[str, ...]
+    fills: tuple[tuple[str, str], ...] = ()
 
 
 _FENCE_1 = Earlier(
@@ -43,11 +48,38 @@ _RUNS_1 = Earlier(
     ),
 )
 
+# Before subjects there was no run that a second key could join.
+_RESERVATIONS_1 = Earlier(
+    "fencepost_reservations",
+    "e1247e816cedd3ac7a680568fa8ae609294f787d6f7c77d38b7e623451ea2044",
+    (
+        *("key", "owner_kind", "owner_id", "target_kind", "target_id", "thread_id"),
+        *("fingerprint", "run_id", "state", "attempt", "claim_nonce", "outcome"),
+        *("created_at_ms", "updated_at_ms"),
+    ),
+    fills=(("joined", "0"),),
+)
+
+_RUNS_3 = Earlier(
+    "fencepost_runs",
+    "04b371889875572be935494d280494f5cf9a956f100dc7918c360ab511cfe183",
+    (
+        *("run_id", "principal_kind", "principal_id", "target_kind", "target_id", "thread_id"),
+        *("status", "owner_host_id", "owner_pid", "owner_nonce", "generation"),
+        *("heartbeat_at_ms", "lease_ms", "lease_expires_at_ms"),
+        *("claim_host_id", "claim_pid", "claim_nonce", "claimed_at_ms", "claim_heartbeat_at_ms"),
+        *("cancel_requested_at_ms", "cancel_acknowledged_at_ms"),
+        *("parent_run_id", "lineage_id", "lineage_round", "head_sequence", "head_hash"),
+        *("write_token", "updated_at_ms", "created_at_ms", "started_at_ms", "finished_at_ms"),
+    ),
+)
+
 # The shapes that databases have had, oldest first: which of their tables are not as today's.
 # A table that came later is simply missing there; indexes go with their table.
 MIGRATIONS = {
-    "1-starts": (_FENCE_1, _RUNS_1),
-    "2-operators": (_RUNS_1,),
+    "1-starts": (_FENCE_1, _RESERVATIONS_1, _RUNS_1),
+    "2-operators": (_RESERVATIONS_1, _RUNS_1),
+    "3-ownership": (_RESERVATIONS_1, _RUNS_3),
 }
 
 EARLIER = {earlier.digest: earlier for shape in MIGRATIONS.values() for earlier in shape}
@@ -70,11 +102,13 @@ def statements(earlier: Earlier, stored: str) -> list[Statement]:
 
 
 def _rebuild(earlier: Earlier) -> list[str]:
-    name, columns = earlier.table, ", ".join(earlier.columns)
+    name = earlier.table
+    into = ", ".join([*earlier.columns, *(column for column, _ in earlier.fills)])
+    values = ", ".join([*earlier.columns, *(expression for _, expression in earlier.fills)])
     created = DDL[name].replace(f"TABLE IF NOT EXISTS {name}", f"TABLE {name}_next", 1)
     return [
         created,
-        f"INSERT INTO {name}_next ({columns}) SELECT {columns} FROM {name}",
+        f"INSERT INTO {name}_next ({into}) SELECT {values} FROM {name}",
         f"DROP TABLE {name}",
         f"ALTER TABLE {name}_next RENAME TO {name}",
     ]

@@ -108,7 +108,7 @@ async def own(
         Statement(_GRANT_FACTS, (run_id, *scope(viewer), *who, *proof, token, now_ms)),
         Statement(_GRANT, (run_id, token, *who, lease_ms)),
     ]
-    won, run, gate = await verb(db, statements, run_id, viewer, now_ms)
+    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
     if won:
         return Outcome.OWNED, run
     gate.require_existing_run(run_id)
@@ -155,9 +155,9 @@ async def heartbeat(
 
     `lease_ms` becomes the run's own; None keeps it. Loss: fence_lost. Raises NotFound, Fenced.
     """
-    who = (owner.host_id, owner.pid, owner.nonce)
-    values = (run_id, *scope(viewer), *who, lease_ms, mint_token(), now_ms)
-    won, run, gate = await verb(db, [Statement(_HEARTBEAT, values)], run_id, viewer, now_ms)
+    who, token = (owner.host_id, owner.pid, owner.nonce), mint_token()
+    statements = [Statement(_HEARTBEAT, (run_id, *scope(viewer), *who, lease_ms, token, now_ms))]
+    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
     if won:
         return Outcome.RENEWED, run
     gate.require_existing_run(run_id)

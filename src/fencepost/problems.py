@@ -56,6 +56,13 @@ PROBLEMS = {
     "START_NOT_FOUND": Problem(
         404, "No such start", _NEVER, "The key was never used, or it is another principal's."
     ),
+    "OPERATION_NOT_FOUND": Problem(
+        404,
+        "No such operation",
+        _NEVER,
+        "The run has no operation of this name, or it is no name of one: 1–128 letters, digits "
+        "and . _ : -, with a letter or digit at both ends.",
+    ),
     "METHOD_NOT_ALLOWED": Problem(
         405, "Method not allowed", _NEVER, "The path exists and takes another method."
     ),
@@ -85,7 +92,22 @@ PROBLEMS = {
     "START_ALREADY_SETTLED": Problem(
         409, "The key is spent", _NEVER, "Its run ended, and the record of it was purged."
     ),
+    "OPERATION_ID_CONFLICT": Problem(
+        409, "The key names another start", _NEW, "The key was used with another subject."
+    ),
+    "RUN_LOOKUP_CONFLICT": Problem(
+        409,
+        "The subject's names lead to different runs",
+        _NEVER,
+        "Start it by one name, or bind the names apart first.",
+    ),
     # A verb on a run that lost; nothing was written.
+    "CHANGE_BINDING_NOT_ALLOWED": Problem(
+        409, "The verb lost", _NEVER, "Only a design run with a provisional name takes one change."
+    ),
+    "CHANGE_RUN_ALREADY_EXISTS": Problem(
+        409, "The verb lost", _NEVER, "The change already has a live design run."
+    ),
     "ALREADY_CLAIMED": Problem(
         409, "The verb lost", _SAME, "Somebody else holds a claim on the run."
     ),
@@ -106,6 +128,18 @@ PROBLEMS = {
     ),
     "HEAD_CHANGED": Problem(
         409, "The verb lost", _NEVER, "The run's history does not end where the request expects."
+    ),
+    "ILLEGAL_TRANSITION": Problem(
+        409,
+        "The verb lost",
+        _NEVER,
+        "The run's machine does not move from `from` to `to`, or the run names no machine.",
+    ),
+    "DELIVERY_REVISION_CONFLICT": Problem(
+        409,
+        "The verb lost",
+        _NEVER,
+        "The gate has another delivery in this revision; what was bound stays.",
     ),
     "CLAIM_LOST": Problem(
         409, "The verb lost", _NEVER, "The run is not claimed by this claimant (any more)."
@@ -137,6 +171,23 @@ PROBLEMS = {
         "The verb lost",
         _NEVER,
         "The start is not, or no longer, open in this attempt: somebody else settled it first.",
+    ),
+    # A verb on an operation that lost.
+    "OPERATION_CONFLICT": Problem(
+        409,
+        "The verb lost",
+        _NEVER,
+        "The operation was acquired with another payload; another payload is another operation.",
+    ),
+    "OPERATION_ALREADY_RUNNING": Problem(
+        409, "The verb lost", _SAME, "Its lease holds, and the request wants it alone."
+    ),
+    "LEASE_FENCED": Problem(
+        409,
+        "The verb lost",
+        _NEVER,
+        "The token does not, or no longer, hold the operation's lease: stop that work, or acquire "
+        "again. A write under a lease that lapsed also marks the operation interrupted.",
     ),
     # The fence; nothing was written.
     "FENCE_CAS_CONFLICT": Problem(
@@ -209,7 +260,7 @@ def as_markdown() -> str:
         "a caller should do: `same-key`: send the same request with the same key again, after",
         "`Retry-After` seconds where given; `new-key`: this key cannot serve this request;",
         "`never`: this request will not succeed as it is. `CONTENDED`, every 4xx and every 503",
-        "but `WRITE_OUTCOME_UNKNOWN` mean that nothing was written.",
+        "but `WRITE_OUTCOME_UNKNOWN` mean that nothing that was asked for was written.",
         "",
         "| code | status | retry | meaning |",
         "|---|---|---|---|",

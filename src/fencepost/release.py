@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost import errors, journal, limits, reservation, snapshot, transition
+from fencepost import commit, errors, journal, limits, reservation, snapshot, transition
 from fencepost.d1 import NOW_MS, Database, Result, Statement
 from fencepost.identifiers import Principal, mint_token
 from fencepost.reservation import Reservation, ReservationState
@@ -23,7 +23,7 @@ WHERE run_id = ?2 AND status = 'running'
   AND lease_expires_at_ms >= COALESCE(?10, {NOW_MS})
   AND head_sequence = ?7 - 1 AND head_hash = ?9
   AND EXISTS (SELECT 1 FROM fencepost_reservations
-    WHERE key = ?1 AND run_id = ?2 AND state = 'started')
+    WHERE key = ?1 AND run_id = ?2 AND state = 'started' AND joined = 0)
 RETURNING run_id
 """
 
@@ -73,9 +73,9 @@ async def release(
         if loss := _loss(held, run, owner):
             return loss, held, run
         assert run is not None
-        results = await db.batch(_statements(held, run, owner, now_ms))
-        if results[0].rows:
-            held, run = found_start(results[-2:], viewer)
+        written = await commit.write(db, _write(held, run, owner, now_ms))
+        if written.won:
+            held, run = found_start(written.reads, viewer)
             return Outcome.RELEASED, held, run
     return Outcome.SNAPSHOT_CHANGED, held, run
 
@@ -83,22 +83,22 @@ async def release(
 def _loss(held: Reservation, run: Run | None, owner: Owner) -> Outcome | None:
     if run is None or run.owner != owner or not run.lease_is_fresh:
         return Outcome.FENCE_LOST
-    if held.state is not ReservationState.STARTED:
+    if held.state is not ReservationState.STARTED or held.joined:
         return Outcome.SNAPSHOT_CHANGED
     return None
 
 
-def _statements(held: Reservation, run: Run, owner: Owner, now_ms: int | None) -> list[Statement]:
+def _write(held: Reservation, run: Run, owner: Owner, now_ms: int | None) -> commit.Write:
     token = mint_token()
     event = journal.next_event(run.head, "run-released", {"attempt": held.attempt})
     who = (owner.host_id, owner.pid, owner.nonce)
     values = (held.key, run.run_id, token, *who)
     chain = (event.sequence, event.hash, run.head.hash, now_ms)
-    return [
+    statements = [
         Statement(_RELEASE_RUN, (*values, *chain)),
         reservation.release_statement(held.key, run.run_id, token),
         journal.append_statement(run.run_id, token, event),
         transition.released_statement(run.run_id, token, owner),
-        reservation.read_statement(held.key),
-        snapshot.read_by_key(held.key, now_ms),
     ]
+    reads = [reservation.read_statement(held.key), snapshot.read_by_key(held.key, now_ms)]
+    return commit.Write(statements, reads, commit.run_receipt(run.run_id, token, event.hash))

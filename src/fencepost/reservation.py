@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fencepost import errors, fence, limits
+from fencepost import commit, errors, fence, limits
 from fencepost.d1 import NOW_MS, Database, Rules, Statement, check_row
 from fencepost.identifiers import (
     Principal,
@@ -66,6 +66,9 @@ class Reservation:
     outcome: str | None
     created_at_ms: int
     updated_at_ms: int
+    # Whether the key joined the run of its subject, which another key had started.
+    joined: bool = False
+    subject_sha256: str | None = None
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Reservation:
@@ -83,6 +86,8 @@ class Reservation:
             row["outcome"],
             row["created_at_ms"],
             row["updated_at_ms"],
+            bool(row["joined"]),
+            row["subject_sha256"],
         )
 
     def match(self, intent: Intent) -> Match:
@@ -122,20 +127,21 @@ _RULES: Rules = (
             for name in ("created_at_ms", "updated_at_ms")
         ),
     ),
+    ("joined is 0 or 1", lambda row: row["joined"] in (0, 1)),
 )
 
 
-_COLUMNS = (
+COLUMNS = (
     "key, owner_kind, owner_id, target_kind, target_id, thread_id, fingerprint, run_id, state,"
-    " attempt, claim_nonce, outcome, created_at_ms, updated_at_ms"
+    " attempt, claim_nonce, outcome, created_at_ms, updated_at_ms, joined, subject_sha256"
 )
 
 # Decides: the key is new, and the fence admits the start. With a claim nonce (?9) the
 # reservation is born started, which saves the start a second write.
 _RESERVE = f"""
-INSERT INTO fencepost_reservations ({_COLUMNS})
+INSERT INTO fencepost_reservations ({COLUMNS})
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, CASE WHEN ?9 IS NULL THEN 'reserved' ELSE 'started' END,
-  1, ?9, NULL, stamp.now_ms, stamp.now_ms
+  1, ?9, NULL, stamp.now_ms, stamp.now_ms, 0, NULL
 FROM (SELECT COALESCE(?10, {NOW_MS}) AS now_ms) AS stamp
 WHERE {fence.admits_start_sql("?1", "?8")}
 ON CONFLICT (key) DO NOTHING
@@ -179,6 +185,16 @@ def claim_statement(key: str, attempt: int, claim_nonce: str, now_ms: int | None
     return Statement(_CLAIM, (key, attempt, claim_nonce, now_ms))
 
 
+_CLAIM_RECEIPT = """
+SELECT 1 AS landed FROM fencepost_reservations WHERE key = ?1 AND claim_nonce = ?2
+"""
+
+
+def claim_receipt(key: str, claim_nonce: str) -> Statement:
+    """Whether the attempt named by `claim_nonce` holds the claim of the key."""
+    return Statement(_CLAIM_RECEIPT, (key, claim_nonce))
+
+
 # Decides: started → reserved with the next attempt. Guarded by the token of the write that
 # put the run back to pending in the same batch.
 _RELEASE = """
@@ -186,7 +202,7 @@ UPDATE fencepost_reservations
 SET state = 'reserved', claim_nonce = NULL, attempt = attempt + 1,
   updated_at_ms = MAX(updated_at_ms + 1,
     (SELECT updated_at_ms FROM fencepost_runs WHERE run_id = ?2))
-WHERE key = ?1 AND run_id = ?2 AND state = 'started'
+WHERE key = ?1 AND run_id = ?2 AND state = 'started' AND joined = 0
   AND EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = ?2 AND write_token = ?3)
 RETURNING run_id
 """
@@ -215,7 +231,7 @@ def settle_statement(run_id: str, token: str, outcome: str) -> Statement:
     return Statement(_SETTLE, (run_id, token, outcome))
 
 
-_READ = f"SELECT {_COLUMNS} FROM fencepost_reservations WHERE key = ?1"
+_READ = f"SELECT {COLUMNS} FROM fencepost_reservations WHERE key = ?1"
 
 
 def read_statement(key: str) -> Statement:
@@ -234,10 +250,10 @@ async def read(db: Database, key: str) -> Reservation | None:
 
 # Unsettled and settled reservations have an index each; ?1 is a JSON array of run ids.
 _BY_RUNS = f"""
-SELECT {_COLUMNS} FROM fencepost_reservations
+SELECT {COLUMNS} FROM fencepost_reservations
 WHERE state <> 'terminal' AND run_id IN (SELECT value FROM json_each(?1))
 UNION ALL
-SELECT {_COLUMNS} FROM fencepost_reservations
+SELECT {COLUMNS} FROM fencepost_reservations
 WHERE state = 'terminal' AND run_id IN (SELECT value FROM json_each(?1))
 """
 
@@ -253,13 +269,22 @@ async def reservations_for_runs(db: Database, run_ids: Sequence[str]) -> list[Re
     return [Reservation.from_row(row) for row in result.rows]
 
 
+_RESERVE_RECEIPT = """
+SELECT 1 AS landed FROM fencepost_reservations WHERE key = ?1 AND run_id = ?2
+"""
+
+
 async def reserve(db: Database, intent: Intent, now_ms: int | None = None) -> Reservation | None:
     """Reserve a key without starting it. None when the fence does not admit it.
 
     The row returned may be an older one: compare it with `match`. Does not create tables:
     only a start does (raises MissingTable).
     """
-    [_, result] = await db.batch(
-        [reserve_statement(intent, None, now_ms), read_statement(intent.key)]
+    # A reservation without a claim has no token; the run id, minted for this attempt, is it.
+    receipt = Statement(_RESERVE_RECEIPT, (intent.key, intent.run_id))
+    reserve = [reserve_statement(intent, None, now_ms)]
+    written = await commit.write(
+        db, commit.Write(reserve, [read_statement(intent.key)], receipt, inserts=True)
     )
+    [result] = written.reads
     return Reservation.from_row(result.rows[0]) if result.rows else None

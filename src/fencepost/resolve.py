@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fencepost import audit, journal, limits, reservation, snapshot
+from fencepost import audit, commit, journal, limits, reservation, snapshot
 from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
 from fencepost.release import find, found_start
@@ -47,7 +47,7 @@ SELECT 'resolve', ?1, ?2, held.key, ?3,
   json_object('decision', ?4), ?5,
   MAX(COALESCE(?6, {NOW_MS}), held.updated_at_ms + 1, COALESCE(run.updated_at_ms, 0))
 FROM fencepost_reservations AS held LEFT JOIN fencepost_runs AS run USING (run_id)
-WHERE held.key = ?7 AND held.state = 'started' AND held.attempt = ?8
+WHERE held.key = ?7 AND held.state = 'started' AND held.attempt = ?8 AND held.joined = 0
   AND (run.status IS NULL OR run.status = 'pending'
     OR (run.status = 'running' AND run.lease_expires_at_ms < COALESCE(?6, {NOW_MS})))
   AND run.head_sequence IS ?9 AND run.head_hash IS ?10
@@ -116,10 +116,9 @@ async def resolve(
     """
     for _ in range(limits.RACE_ATTEMPTS_MAX):
         held, run = await find(db, key, None, now_ms)
-        results = await db.batch(_statements(held, run, operator, resolution, now_ms))
-        won = bool(results[0].rows)
-        before, (held, run) = run, found_start(results[-2:], None)
-        if won:
+        written = await commit.write(db, _write(held, run, operator, resolution, now_ms))
+        before, (held, run) = run, found_start(written.reads, None)
+        if written.won:
             return Outcome.RESOLVED, held, run
         if run == before or run is None or before is None or run.head == before.head:
             break
@@ -134,24 +133,24 @@ def _loss(held: Reservation, run: Run | None, resolution: Resolution) -> Outcome
     return Outcome.SNAPSHOT_CHANGED
 
 
-def _statements(
+def _write(
     held: Reservation,
     run: Run | None,
     operator: Principal,
     resolution: Resolution,
     now_ms: int | None,
-) -> list[Statement]:
+) -> commit.Write:
     token, key, outcome = mint_token(), held.key, resolution.outcome
     head = (None, None) if run is None else (run.head.sequence, run.head.hash)
     said = (*operator, resolution.note, resolution.decision, token, now_ms)
-    return [
+    statements = [
         Statement(_AUDIT_RESOLVE, (*said, key, resolution.attempt, *head)),
         Statement(_RESOLVE_RESERVATION, (key, outcome, token)),
         Statement(_SETTLE_OTHERS, (key, held.run_id, outcome, token)),
         *([] if run is None else _run_statements(run, resolution, token)),
-        reservation.read_statement(key),
-        snapshot.read_by_key(key, now_ms),
     ]
+    reads = [reservation.read_statement(key), snapshot.read_by_key(key, now_ms)]
+    return commit.Write(statements, reads, commit.audit_receipt(token))
 
 
 def _run_statements(run: Run, resolution: Resolution, token: str) -> list[Statement]:

@@ -1,16 +1,18 @@
 """Purging what is past its retention (contracts 1.6).
 
-A run that ended longer ago than the run retention goes with its state, events and facts, in one
-transaction; its reservation stays, restamped, so that the key stays spent for the key
-retention. Never purged: a run that has not ended, an unsettled reservation, the audit.
+A run that ended longer ago than the run retention goes with its state, events, operations,
+bindings and facts, in one transaction; its reservation stays, restamped, so that the key stays
+spent for the key retention. Never purged: a run that has not ended, an unsettled reservation, the
+audit.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fencepost import audit, errors, limits
+from fencepost import audit, commit, errors, limits
 from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
 
@@ -54,12 +56,14 @@ FROM (SELECT
   (SELECT COUNT(*) FROM ({_DUE_RUNS})) AS runs,
   (SELECT COUNT(*) FROM ({_DUE_RESERVATIONS.replace("?1", "?3")})) AS reservations) AS due
 WHERE due.runs + due.reservations > 0
-RETURNING json_extract(after, '$.runs') AS runs,
-  json_extract(after, '$.reservations') AS reservations
+RETURNING sequence
 """
 
 _DELETE_EVENTS = f"DELETE FROM fencepost_events WHERE run_id IN ({_DUE_RUNS})"
 _DELETE_OWNERSHIP = f"DELETE FROM fencepost_ownership WHERE run_id IN ({_DUE_RUNS})"
+_DELETE_SUBJECTS = f"DELETE FROM fencepost_subjects WHERE run_id IN ({_DUE_RUNS})"
+_DELETE_BINDINGS = f"DELETE FROM fencepost_bindings WHERE run_id IN ({_DUE_RUNS})"
+_DELETE_OPERATIONS = f"DELETE FROM fencepost_operations WHERE run_id IN ({_DUE_RUNS})"
 _DELETE_SNAPSHOTS = f"DELETE FROM fencepost_snapshots WHERE run_id IN ({_DUE_RUNS})"
 # A run that ended with its reservation unsettled (which no path of this build leaves behind)
 # settles it here; either way the key's own retention begins now.
@@ -95,10 +99,10 @@ async def purge(
             now_ms = int(clock.rows[0]["now_ms"])
         while limit > 0:
             size = min(limit, limits.PURGE_CHUNK_ROWS)
-            results = await db.batch(_chunk(principal, retention, size, now_ms))
-            if not results[0].rows:
+            written = await commit.write(db, _chunk(principal, retention, size, now_ms))
+            if not written.won:
                 return Purged(runs, reservations, more=False)
-            [due] = results[0].rows
+            due = json.loads(written.reads[0].rows[0]["after"])
             runs, reservations = runs + due["runs"], reservations + due["reservations"]
             limit -= size
     except errors.MissingTable:
@@ -106,17 +110,22 @@ async def purge(
     return Purged(runs, reservations, more=True)
 
 
-def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -> list[Statement]:
+def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -> commit.Write:
     runs_before = now_ms - retention.run_days * DAY_MS
     keys_before = now_ms - max(retention.key_days, retention.run_days) * DAY_MS
-    due = (runs_before, size)
-    return [
-        Statement(_AUDIT_PURGE, (*due, keys_before, *principal, mint_token(), now_ms)),
+    due, token = (runs_before, size), mint_token()
+    statements = [
+        Statement(_AUDIT_PURGE, (*due, keys_before, *principal, token, now_ms)),
         Statement(_DELETE_RESERVATIONS, (keys_before, size)),
         Statement(_DELETE_EVENTS, due),
         Statement(_DELETE_OWNERSHIP, due),
+        Statement(_DELETE_SUBJECTS, due),
+        Statement(_DELETE_BINDINGS, due),
+        Statement(_DELETE_OPERATIONS, due),
         Statement(_DELETE_SNAPSHOTS, due),
         Statement(_RESTAMP_SETTLED, (*due, now_ms)),
         Statement(_SETTLE_UNSETTLED, (*due, now_ms)),
         Statement(_DELETE_RUNS, due),
     ]
+    receipt = commit.audit_receipt(token)
+    return commit.Write(statements, [receipt], receipt)

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote
 from fencepost import auth, errors, limits, retention, schema_guard, wire
 from fencepost.d1 import Database
 from fencepost.exchange import Reply, Request
-from fencepost.identifiers import Principal, is_identifier
+from fencepost.identifiers import Principal, is_identifier, is_operation_id
 from fencepost.problems import PROBLEMS
 from fencepost.table import ROUTES, Route
 
@@ -64,12 +64,12 @@ def _match(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
 
 
 # What a path names that no identifier can name is simply not there.
-_ABSENT = {"run_id": "RUN_NOT_FOUND", "key": "START_NOT_FOUND"}
+_ABSENT = {"run_id": "RUN_NOT_FOUND", "key": "START_NOT_FOUND", "op": "OPERATION_NOT_FOUND"}
 
 
 def _check_params(params: dict[str, str]) -> None:
     for name, value in params.items():
-        if not is_identifier(value):
+        if not (is_operation_id if name == "op" else is_identifier)(value):
             code = _ABSENT.get(name, "NOT_FOUND")
             raise errors.NotFound(f"{PROBLEMS[code].title}.", code=code)
 
@@ -88,12 +88,22 @@ async def answer(request: Request) -> tuple[Reply, str | None]:
         error = failure
         if isinstance(failure, errors.StorageError):
             _complain(failure.message)
-        if isinstance(failure, errors.MissingColumn):
-            error = await schema_guard.explain(request.db, failure)
+        if isinstance(failure, errors.MissingColumn | errors.ColumnAbsent):
+            request.db.trust_schema(False)
+            error = await _explained(request, failure)
         return problem_reply(error), pattern
     except Exception:
         _complain(traceback.format_exc())
         return problem_reply(errors.FencepostError("The service failed on this request.")), pattern
+
+
+async def _explained(request: Request, failure: errors.FencepostError) -> errors.FencepostError:
+    """The mismatch behind a column that is not there, which says that nothing was written; a row
+    that lacks one may be what a write returned.
+    """
+    if isinstance(failure, errors.ColumnAbsent) and request.method != "GET":
+        return failure
+    return await schema_guard.explain(request.db, failure)
 
 
 def problem_reply(error: errors.FencepostError) -> Reply:
@@ -130,6 +140,7 @@ def log_line(request: Request, reply: Reply, pattern: str | None, elapsed_ms: fl
             "principal": None if principal is None else str(principal),
             "run": reply.run_id or request.params.get("run_id"),
             "d1_round_trips": request.db.round_trips,
+            "branch": request.db.branch,
             "ms": round(elapsed_ms),
         }
     )
@@ -226,12 +237,13 @@ def _too_large() -> errors.InvalidRequest:
 
 def _send(reply: Reply, db: Database) -> Any:
     javascript = _javascript()
+    branch = f', commit;desc="{db.branch}"' if db.branch else ""
     headers = {
         "Content-Type": reply.content_type,
         "Cache-Control": "no-store",
         "Server-Timing": (
             f'd1;desc="{db.round_trips} round trips";dur={db.elapsed_ms:.0f}, '
-            f'rows;desc="{db.rows_read} read, {db.rows_written} written"'
+            f'rows;desc="{db.rows_read} read, {db.rows_written} written"{branch}'
         ),
         **reply.headers,
     }

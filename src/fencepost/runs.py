@@ -40,8 +40,11 @@ class Outcome(StrEnum):
     TRANSITIONED = "transitioned"
     RELEASED = "released"
     RESOLVED = "resolved"
+    APPENDED = "appended"
+    BOUND = "bound"
     CANCEL_REQUESTED = "cancel_requested"
     CANCEL_ACKNOWLEDGED = "cancel_acknowledged"
+    REPLAYED = "replayed"
 
     CLAIM_LOST = "claim_lost"
     CLAIM_CHANGED = "claim_changed"
@@ -54,11 +57,15 @@ class Outcome(StrEnum):
     FENCE_LOST = "fence_lost"
     GUARD_FAILED = "guard_failed"
     HEAD_CHANGED = "head_changed"
+    ILLEGAL_TRANSITION = "illegal_transition"
+    DELIVERY_REVISION_CONFLICT = "delivery_revision_conflict"
     ATTEMPT_CHANGED = "attempt_changed"
     TERMINAL = "terminal"
     ALREADY_REQUESTED = "already_requested"
     ALREADY_ACKNOWLEDGED = "already_acknowledged"
     CANCEL_NOT_REQUESTED = "cancel_not_requested"
+    CHANGE_BINDING_NOT_ALLOWED = "change_binding_not_allowed"
+    CHANGE_RUN_ALREADY_EXISTS = "change_run_already_exists"
 
 
 LOSSES = frozenset(
@@ -74,11 +81,15 @@ LOSSES = frozenset(
         Outcome.FENCE_LOST,
         Outcome.GUARD_FAILED,
         Outcome.HEAD_CHANGED,
+        Outcome.ILLEGAL_TRANSITION,
+        Outcome.DELIVERY_REVISION_CONFLICT,
         Outcome.ATTEMPT_CHANGED,
         Outcome.TERMINAL,
         Outcome.ALREADY_REQUESTED,
         Outcome.ALREADY_ACKNOWLEDGED,
         Outcome.CANCEL_NOT_REQUESTED,
+        Outcome.CHANGE_BINDING_NOT_ALLOWED,
+        Outcome.CHANGE_RUN_ALREADY_EXISTS,
     }
 )
 
@@ -98,6 +109,15 @@ class Lineage:
 
     id: str
     round: int
+
+
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """Where the machine that a run names stands, and the code that says why it is there."""
+
+    name: str
+    state: str
+    code: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +150,10 @@ class Run:
     cancel_acknowledged_at_ms: int | None
     parent_run_id: str | None
     lineage: Lineage | None
+    machine: MachineState | None
     head: Head
     write_token: str
+    updated_at_ms: int
     created_at_ms: int
     started_at_ms: int | None
     finished_at_ms: int | None
@@ -161,6 +183,7 @@ class Run:
             owner=owner,
             claim=None if claimant is None else Claim(claimant, row["claimed_at_ms"]),
             lineage=None if lineage is None else Lineage(lineage, row["lineage_round"]),
+            machine=_machine(row),
             head=Head(row["head_sequence"], row["head_hash"]),
             state_json=row.get("state"),
             result_json=row.get("result"),
@@ -177,6 +200,7 @@ _PLAIN = (
     "cancel_acknowledged_at_ms",
     "parent_run_id",
     "write_token",
+    "updated_at_ms",
     "created_at_ms",
     "started_at_ms",
     "finished_at_ms",
@@ -187,6 +211,13 @@ _PLAIN = (
 def _owner(row: dict[str, Any], role: str) -> Owner | None:
     host_id = row[f"{role}_host_id"]
     return None if host_id is None else Owner(host_id, row[f"{role}_pid"], row[f"{role}_nonce"])
+
+
+def _machine(row: dict[str, Any]) -> MachineState | None:
+    name = row["machine"]
+    if name is None:
+        return None
+    return MachineState(name, row["machine_state"], row["machine_code"])
 
 
 _INTEGERS = (
@@ -244,6 +275,13 @@ _RULES: Rules = (
     (
         "a lineage has an id and a round",
         lambda row: _all_or_none(row, "lineage_id", "lineage_round"),
+    ),
+    (
+        "a machine has a name and a state",
+        lambda row: (
+            _all_or_none(row, "machine", "machine_state")
+            and (row["machine_code"] is None or row["machine"] is not None)
+        ),
     ),
     (
         "a run that ended, and no other, has an end",

@@ -7,6 +7,8 @@ the database's clock.
 
 from __future__ import annotations
 
+from fencepost import run_tables
+
 _FENCE = """
 CREATE TABLE IF NOT EXISTS fencepost_fence (
   id TEXT PRIMARY KEY CHECK (id = 'deployment'),
@@ -44,6 +46,9 @@ CREATE TABLE IF NOT EXISTS fencepost_reservations (
   outcome TEXT,
   created_at_ms INTEGER NOT NULL,
   updated_at_ms INTEGER NOT NULL CHECK (updated_at_ms >= created_at_ms),
+  -- The key joined the run of its subject, which another key had started.
+  joined INTEGER NOT NULL CHECK (joined IN (0, 1)),
+  subject_sha256 TEXT CHECK (length(subject_sha256) = 64),
   CHECK ((target_kind = 'agent') = (thread_id IS NOT NULL)),
   CHECK (state <> 'reserved' OR claim_nonce IS NULL),
   CHECK (state <> 'started' OR claim_nonce IS NOT NULL),
@@ -96,6 +101,10 @@ CREATE TABLE IF NOT EXISTS fencepost_runs (
   parent_run_id TEXT,
   lineage_id TEXT,
   lineage_round INTEGER CHECK (lineage_round BETWEEN 0 AND 9007199254740991),
+  -- The state machine that the run names, if any; the code says why it stands where it does.
+  machine TEXT CHECK (length(machine) BETWEEN 1 AND 200),
+  machine_state TEXT CHECK (length(machine_state) BETWEEN 1 AND 200),
+  machine_code TEXT CHECK (length(machine_code) BETWEEN 1 AND 200),
   -- The last event of the run's history; its hash chains all events before it.
   head_sequence INTEGER NOT NULL CHECK (head_sequence >= 1),
   head_hash TEXT NOT NULL CHECK (length(head_hash) = 64),
@@ -119,7 +128,9 @@ CREATE TABLE IF NOT EXISTS fencepost_runs (
   CHECK (claim_host_id IS NULL OR finished_at_ms IS NULL),
   CHECK (claim_heartbeat_at_ms IS NULL OR (claim_host_id IS NOT NULL AND status = 'running')),
   CHECK (cancel_acknowledged_at_ms IS NULL OR cancel_requested_at_ms IS NOT NULL),
-  CHECK ((lineage_id IS NULL) = (lineage_round IS NULL))
+  CHECK ((lineage_id IS NULL) = (lineage_round IS NULL)),
+  CHECK ((machine IS NULL) = (machine_state IS NULL)),
+  CHECK (machine_code IS NULL OR machine IS NOT NULL)
 ) STRICT, WITHOUT ROWID
 """
 
@@ -205,6 +216,9 @@ TABLES = (
     "fencepost_snapshots",
     "fencepost_events",
     "fencepost_ownership",
+    "fencepost_subjects",
+    "fencepost_bindings",
+    "fencepost_operations",
     "fencepost_audit",
 )
 
@@ -224,6 +238,7 @@ STATEMENTS = tuple(
         _SNAPSHOTS,
         _EVENTS,
         _OWNERSHIP,
+        *run_tables.STATEMENTS,
         _AUDIT,
     )
 )

@@ -124,8 +124,8 @@ class Guard:
         return found.current
 
 
-async def explain(db: Database, failure: errors.MissingColumn) -> errors.FencepostError:
-    """The mismatch behind a column that D1 did not find; the failure itself if there is none."""
+async def explain(db: Database, failure: errors.FencepostError) -> errors.FencepostError:
+    """The mismatch behind a column that is not there; the failure itself if there is none."""
     try:
         (await inspect(db)).require_current()
     except errors.FencepostError as found:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fencepost import errors
+from fencepost import errors, operations
 from fencepost.audit import Entry
+from fencepost.bindings import Binding
 from fencepost.fence import Fence
+from fencepost.journal import Event
+from fencepost.operations import Operation, OperationState
 from fencepost.ownership import Fact
 from fencepost.reservation import Reservation
-from fencepost.runs import Owner, Run
+from fencepost.runs import MachineState, Owner, Run
 
 Json = dict[str, Any]
 
@@ -41,7 +44,7 @@ def run_json(run: Run, *, content: bool = True) -> Json:
         "parent_run_id": run.parent_run_id,
         "lineage": rounds and {"id": rounds.id, "round": rounds.round},
         "head": {"sequence": run.head.sequence, "hash": run.head.hash},
-        "machine": None,
+        "machine": _machine_json(run.machine),
     }
     if content:
         shape["state"] = _stored("state", run.state_json)
@@ -49,11 +52,42 @@ def run_json(run: Run, *, content: bool = True) -> Json:
     return shape
 
 
-def _stored(name: str, text: str | None) -> Any:
+def _machine_json(machine: MachineState | None) -> Json | None:
+    """The code only while there is one."""
+    if machine is None:
+        return None
+    code = {} if machine.code is None else {"code": machine.code}
+    return {"name": machine.name, "state": machine.state, **code}
+
+
+def _stored(name: str, text: str | None, table: str = "fencepost_snapshots") -> Any:
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):
-        raise errors.RowCorrupt("fencepost_snapshots", f"{name} is JSON") from None
+        raise errors.RowCorrupt(table, f"{name} is JSON") from None
+
+
+def operation_json(operation: Operation, *, state: str | None = None) -> Json:
+    """An operation. `outcome` is null also while there is none: `state` says which."""
+    return {
+        "id": operation.id,
+        "kind": operation.kind,
+        "state": state or operation.state,
+        "outcome": _stored("outcome", operation.outcome_json, operations.TABLE),
+        "payload_fingerprint": operation.payload_fingerprint,
+    }
+
+
+def seen_operation_json(operation: Operation) -> Json:
+    """An operation as a reader finds it: one whose lease lapsed is shown as lapsed."""
+    return operation_json(operation, state="lapsed" if operation.lapsed else None)
+
+
+def lease_json(operation: Operation) -> Json | None:
+    """The lease of an operation that runs."""
+    if operation.state is not OperationState.RUNNING:
+        return None
+    return {"token": operation.lease_token, "expires_at_ms": operation.lease_expires_at_ms}
 
 
 def reservation_json(held: Reservation) -> Json:
@@ -78,6 +112,17 @@ def fence_json(gate: Fence, *, secrets: bool) -> Json:
     return {**shape, "proof_run_id": gate.proof_run_id, "updated_at_ms": gate.updated_at_ms}
 
 
+def event_json(event: Event, created_at_ms: int) -> Json:
+    return {
+        "sequence": event.sequence,
+        "type": event.type,
+        "payload": json.loads(event.payload_json),
+        "prior_hash": event.prior_hash,
+        "hash": event.hash,
+        "created_at_ms": created_at_ms,
+    }
+
+
 def fact_json(fact: Fact) -> Json:
     return {
         "sequence": fact.sequence,
@@ -86,6 +131,14 @@ def fact_json(fact: Fact) -> Json:
         "generation": fact.generation,
         "granted_at_ms": fact.granted_at_ms,
         "at_ms": fact.at_ms,
+    }
+
+
+def binding_json(binding: Binding) -> Json:
+    return {
+        "approval_proof": None,
+        **binding.as_json(),
+        "created_at_ms": binding.created_at_ms,
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fencepost import errors, fence, limits
+from fencepost import commit, errors, fence, limits
 from fencepost.d1 import NOW_MS, Database, Result, Statement
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal
@@ -65,6 +65,14 @@ def found(result: Result) -> Run:
 
 def not_found() -> errors.NotFound:
     return errors.NotFound("There is no such run.", code="RUN_NOT_FOUND")
+
+
+def contended() -> errors.Unavailable:
+    """A race for the head of a history that was lost too often, by a caller without one."""
+    return errors.Unavailable(
+        "Others keep adding to this history. Nothing was written; send it again.",
+        retry_after_s=1,
+    )
 
 
 async def wait_for_end(db: Database, run_id: str, viewer: Principal | None, wait_s: float) -> Run:
@@ -145,20 +153,25 @@ async def page(
 async def verb(
     db: Database,
     statements: list[Statement],
+    token: str,
     run_id: str,
     viewer: Principal | None,
     now_ms: int | None,
+    event_hash: str | None = None,
 ) -> tuple[bool, Run, Fence]:
-    """Run a verb's statements and read run and fence back, in one batch.
+    """Run a verb's statements, which write `token`, and read run and fence back, in one batch.
 
     Whether the first statement returned a row, the run afterwards, and the fence. Raises
-    NotFound when the run is not there, or is another principal's.
+    NotFound when the run is not there, or is another principal's. Without statements: a read.
     """
     reads = [read_statement(run_id, viewer, now_ms), fence.read_statement()]
+    receipt = commit.run_receipt(run_id, token, event_hash)
     try:
-        results = await db.batch([*statements, *reads])
+        if not statements:
+            written = commit.Written(False, await db.read(reads))
+        else:
+            written = await commit.write(db, commit.Write(statements, reads, receipt))
     except errors.MissingTable:
         raise not_found() from None
-    run = found(results[-2])
-    won = bool(statements) and bool(results[0].rows)
-    return won, run, Fence.from_rows(results[-1].rows)
+    run, gate = written.reads
+    return written.won, found(run), Fence.from_rows(gate.rows)

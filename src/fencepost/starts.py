@@ -7,7 +7,20 @@ says what it means. A key is never freed by a timer.
 
 from __future__ import annotations
 
-from fencepost import errors, fence, journal, limits, reservation, schema_guard, snapshot
+from typing import Any
+
+from fencepost import (
+    commit,
+    errors,
+    fence,
+    journal,
+    limits,
+    machines,
+    reservation,
+    schema_guard,
+    snapshot,
+    subjects,
+)
 from fencepost.d1 import Database, Result, Statement
 from fencepost.decision import Decision, Seen, Start, decide
 from fencepost.fence import Fence
@@ -22,11 +35,11 @@ from fencepost.runs import Run
 _CREATE_RUN = """
 INSERT INTO fencepost_runs (run_id, principal_kind, principal_id, target_kind, target_id,
   thread_id, status, owner_host_id, owner_pid, owner_nonce, generation, heartbeat_at_ms, lease_ms,
-  lease_expires_at_ms, parent_run_id, lineage_id, lineage_round, head_sequence, head_hash,
-  write_token, updated_at_ms, created_at_ms, started_at_ms)
+  lease_expires_at_ms, parent_run_id, lineage_id, lineage_round, machine, machine_state,
+  head_sequence, head_hash, write_token, updated_at_ms, created_at_ms, started_at_ms)
 SELECT run_id, owner_kind, owner_id, target_kind, target_id, thread_id,
-  'running', ?3, ?4, ?5, 1, updated_at_ms, ?6, updated_at_ms + ?6, ?7, ?8, ?9, ?10, ?11,
-  ?2, updated_at_ms, updated_at_ms, updated_at_ms
+  'running', ?3, ?4, ?5, 1, updated_at_ms, ?6, updated_at_ms + ?6, ?7, ?8, ?9, ?13, ?14,
+  ?10, ?11, ?2, updated_at_ms, updated_at_ms, updated_at_ms
 FROM fencepost_reservations WHERE key = ?1 AND claim_nonce = ?2 AND run_id = ?12
 """
 
@@ -52,7 +65,7 @@ def create_statements(start: Start, run_id: str, token: str) -> list[Statement]:
     owner, lineage = start.owner, start.lineage
     rounds = (None, None) if lineage is None else (lineage.id, lineage.round)
     run = (start.key, token, owner.host_id, owner.pid, owner.nonce, start.lease_ms)
-    head = (event.sequence, event.hash, run_id)
+    head = (event.sequence, event.hash, run_id, *machines.start_of(start.machine))
     return [
         Statement(_CREATE_RUN, (*run, start.parent_run_id, *rounds, *head)),
         Statement(_CREATE_SNAPSHOT, (run_id, token, start.input_json)),
@@ -61,12 +74,19 @@ def create_statements(start: Start, run_id: str, token: str) -> list[Statement]:
 
 
 def _created_event(start: Start, run_id: str) -> Event:
-    payload = {
+    lineage = start.lineage
+    payload: dict[str, Any] = {
         "run_id": run_id,
         "target": start.target.as_json(),
         "fingerprint": start.fingerprint,
+        "principal": {"kind": start.principal.kind, "id": start.principal.id},
+        "lineage": lineage and {"id": lineage.id, "round": lineage.round},
+        "parent_run_id": start.parent_run_id,
+        "subject": start.subject and start.subject.as_json(),
         "state_sha256": journal.sha256(start.input_json),
     }
+    if start.machine is not None:
+        payload["machine"] = start.machine
     return journal.next_event(GENESIS, "run-created", payload)
 
 
@@ -87,7 +107,7 @@ def _read_statements(key: str, now_ms: int | None) -> list[Statement]:
 
 
 def _seen(results: list[Result], created: bool) -> Seen:
-    gate, held, run = results[-3:]
+    gate, held, run = results
     return Seen(
         Fence.from_rows(gate.rows),
         Reservation.from_row(held.rows[0]) if held.rows else None,
@@ -99,13 +119,22 @@ def _seen(results: list[Result], created: bool) -> Seen:
 async def _start_new(
     db: Database, start: Start, intent: Intent, token: str, now_ms: int | None
 ) -> Seen:
+    subject = start.subject
+    if subject is None:
+        reserve = [reservation.reserve_statement(intent, token, now_ms)]
+    else:
+        reserve = [
+            subjects.reserve_statement(intent, subject, token, now_ms),
+            subjects.register_statement(start.key, token, subject),
+        ]
     statements = [
-        reservation.reserve_statement(intent, token, now_ms),
+        *reserve,
         *create_statements(start, intent.run_id, token),
-        *_read_statements(start.key, now_ms),
     ]
-    results = await db.batch(statements)
-    return _seen(results, created=bool(results[0].rows))
+    receipt = reservation.claim_receipt(start.key, token)
+    reads = _read_statements(start.key, now_ms)
+    written = await commit.write(db, commit.Write(statements, reads, receipt, inserts=True))
+    return _seen(written.reads, created=written.won)
 
 
 # --- The batch of a key that was reserved, or released, before ---------------------------
@@ -158,13 +187,14 @@ async def _start_reserved(
         reservation.claim_statement(start.key, held.attempt, token, now_ms),
         *_restart_statements(start, seen, token),
         Statement(_ABORT_UNLESS_GRANTED, (start.key, token, held.run_id)),
-        *_read_statements(start.key, now_ms),
     ]
+    reads = _read_statements(start.key, now_ms)
+    receipt = reservation.claim_receipt(start.key, token)
     try:
-        results = await db.batch(statements)
+        written = await commit.write(db, commit.Write(statements, reads, receipt))
     except errors.ConstraintFailed:
-        return _seen(await db.read(_read_statements(start.key, now_ms)), created=False)
-    return _seen(results, created=bool(results[0].rows))
+        return _seen(await db.read(reads), created=False)
+    return _seen(written.reads, created=written.won)
 
 
 # --- Starting ----------------------------------------------------------------------------

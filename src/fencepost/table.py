@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from fencepost import administration, handlers
+from fencepost import administration, delivery_handlers, handlers, history_handlers
+from fencepost import operation_handlers as operations
 from fencepost.exchange import Reply, Request
 
 Handler = Callable[[Request], Awaitable[Reply]]
@@ -30,6 +31,10 @@ ROUTES = (
     Route("GET", "/v1/runs/{run_id}/ownership", ("read",), handlers.list_ownership),
     Route("GET", "/v1/runs/{run_id}/lineage", ("read",), handlers.get_lineage),
     Route("GET", "/v1/runs/{run_id}/latest", ("read",), handlers.get_latest),
+    Route("GET", "/v1/runs/{run_id}/events", ("read",), history_handlers.list_events),
+    Route("POST", "/v1/runs/{run_id}/events", ("work",), history_handlers.post_event),
+    Route("POST", "/v1/runs/{run_id}/bind-change", ("work",), history_handlers.post_bind_change),
+    Route("GET", "/v1/runs/{run_id}/integrity", ("read",), history_handlers.get_integrity),
     Route("POST", "/v1/runs/{run_id}/claim", ("work",), handlers.post_claim),
     Route("POST", "/v1/runs/{run_id}/activate", ("work",), handlers.post_activate),
     Route("POST", "/v1/runs/{run_id}/own", ("work",), handlers.post_own),
@@ -49,6 +54,39 @@ ROUTES = (
         ("start", "operate"),
         handlers.post_cancel_lineage,
     ),
+    Route("GET", "/v1/runs/{run_id}/bindings", ("read",), delivery_handlers.list_bindings),
+    Route("POST", "/v1/runs/{run_id}/bindings", ("work",), delivery_handlers.post_bindings),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/acquire",
+        ("work",),
+        operations.post_acquire,
+    ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/renew",
+        ("work",),
+        operations.post_renew,
+    ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/assert",
+        ("work",),
+        operations.post_assert,
+    ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/commit",
+        ("work",),
+        operations.post_commit,
+    ),
+    Route(
+        "POST",
+        "/v1/runs/{run_id}/operations/{op}/interrupt",
+        ("work",),
+        operations.post_interrupt,
+    ),
+    Route("GET", "/v1/runs/{run_id}/operations/{op}", ("read",), operations.get_operation),
     Route("GET", "/v1/fence", ("read",), administration.get_fence),
     Route("POST", "/v1/fence/transitions", ("operate",), administration.post_fence_transition),
     Route("GET", "/v1/inventory", ("operate",), administration.get_inventory),

@@ -7,16 +7,16 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fencepost import errors, fence, limits
+from fencepost import errors, fence, limits, machines, nouns
 from fencepost.body import (
     Body,
     anything,
-    hash_text,
+    guard,
     identifier,
     integer,
+    movement,
     note,
     one_of,
-    owner_field,
     parse,
     stored_json,
 )
@@ -26,17 +26,14 @@ from fencepost.exchange import Request
 from fencepost.fence import FenceState
 from fencepost.identifiers import (
     Principal,
-    Target,
-    TargetKind,
     is_identifier,
     is_well_formed,
     mint_token,
 )
-from fencepost.journal import Head
-from fencepost.ownership import EVIDENCE_KINDS, Evidence
+from fencepost.ownership import Evidence
 from fencepost.resolve import Resolution, Verdict
 from fencepost.retention import Retention
-from fencepost.runs import TERMINAL, Lineage, Owner, RunStatus
+from fencepost.runs import TERMINAL, Owner
 from fencepost.transition import Transition
 
 # --- Headers and query -------------------------------------------------------------------
@@ -129,73 +126,26 @@ def cursor(text: str | None, arity: int) -> tuple[str, ...] | None:
 # --- Bodies -----------------------------------------------------------------------------
 
 
-def owner(value: Any, name: str) -> Owner:
-    body = Body(value, repr(name))
-    result = Owner(
-        body.take("host_id", owner_field),
-        body.take("pid", integer(0, limits.INTEGER_MAX)),
-        body.take("nonce", owner_field),
-    )
-    body.done()
-    return result
-
-
-def target(value: Any, name: str) -> Target:
-    body = Body(value, repr(name))
-    kind = body.take("kind", one_of(*TargetKind))
-    id = body.take("id", identifier)
-    thread_id = body.take("thread_id", identifier, None)
-    body.done()
-    if (kind == TargetKind.AGENT) != (thread_id is not None):
-        raise ValueError("A target of kind agent has a 'thread_id', a workflow has none.")
-    return Target(kind, id, thread_id)
-
-
-def lineage(value: Any, name: str) -> Lineage:
-    body = Body(value, repr(name))
-    result = Lineage(
-        body.take("id", identifier), body.take("round", integer(0, limits.INTEGER_MAX))
-    )
-    body.done()
-    return result
-
-
-def head(value: Any, name: str) -> Head:
-    body = Body(value, repr(name))
-    result = Head(
-        body.take("sequence", integer(1, limits.INTEGER_MAX - 1)), body.take("hash", hash_text)
-    )
-    body.done()
-    return result
-
-
-def read_evidence(value: Any, name: str) -> Evidence:
-    body = Body(value, repr(name))
-    result = Evidence(
-        body.take("kind", one_of(*EVIDENCE_KINDS)), body.take("expected_owner", owner)
-    )
-    body.done()
-    return result
-
-
 lease_ms = integer(limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
 
 
 def start(key: str, principal: Principal, body: Body) -> Start:
     """The body of POST /v1/starts. Without an owner, one is minted: nobody else knows it."""
-    to = body.take("target", target)
+    to = body.take("target", nouns.target)
     value = body.take("input", anything, None)
-    rounds = body.take("lineage", lineage, None)
+    rounds = body.take("lineage", nouns.lineage, None)
     result = Start(
         key=key,
         principal=principal,
         target=to,
         fingerprint=fingerprint(to, value, rounds),
         input_json=stored_json(limits.STATE_BYTES_MAX)(value, "input"),
-        owner=body.take("owner", owner, None) or Owner("fencepost", 0, mint_token()),
+        owner=body.take("owner", nouns.owner, None) or Owner("fencepost", 0, mint_token()),
         lease_ms=body.take("lease_ms", lease_ms, limits.LEASE_MS_DEFAULT),
         parent_run_id=body.take("parent_run_id", identifier, None),
+        machine=body.take("machine", one_of(*machines.MACHINES), None),
         lineage=rounds,
+        subject=body.take("subject", nouns.subject, None),
     )
     body.done()
     return result
@@ -203,14 +153,15 @@ def start(key: str, principal: Principal, body: Body) -> Start:
 
 def transition(body: Body) -> Transition:
     """The body of POST /v1/runs/{id}/transition."""
-    choices = [status for status in RunStatus if status is not RunStatus.PENDING]
+    to, move = movement(body)
     result = Transition(
-        owner=body.take("owner", owner),
-        to=RunStatus(body.take("to", one_of(*choices))),
+        owner=body.take("owner", nouns.owner),
+        to=to,
+        move=move,
         state_json=body.take("state", stored_json(limits.STATE_BYTES_MAX), None),
         result_json=body.take("result", stored_json(limits.RESULT_BYTES_MAX), None),
-        cancel_requested=body.take("guard", _guard, None),
-        expected_head=body.take("expected_head", head, None),
+        cancel_requested=body.take("guard", guard, None),
+        expected_head=body.take("expected_head", nouns.head, None),
     )
     body.done()
     if result.result_json is not None and result.to not in TERMINAL:
@@ -279,18 +230,11 @@ class Verb(NamedTuple):
 async def verb(request: Request, *, lease: bool = False, evidence: bool = False) -> Verb:
     """The body of POST /v1/runs/{id}/…: an owner, and what the verb takes besides."""
     body = parse(await request.read_body())
-    by = body.take("owner", owner)
+    by = body.take("owner", nouns.owner)
     result = Verb(
         where=(request.db, request.params["run_id"], request.viewer, by),
         lease_ms=body.take("lease_ms", lease_ms, None) if lease else None,
-        evidence=body.take("evidence", read_evidence, None) if evidence else None,
+        evidence=body.take("evidence", nouns.evidence, None) if evidence else None,
     )
     body.done()
     return result
-
-
-def _guard(value: Any, name: str) -> Any:
-    body = Body(value, repr(name))
-    requested = body.take("cancel_requested", one_of("absent", "present"))
-    body.done()
-    return requested

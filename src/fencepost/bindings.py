@@ -1,0 +1,263 @@
+"""Delivery bindings: what was delivered at a gate, in a revision, by the hash of its receipt.
+
+A binding is written once and never changed: the same again is a replay, another one under the
+same gate and revision a conflict. Each is an event of the run's history.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from fencepost import commit, errors, fence, journal, limits
+from fencepost.d1 import NOW_MS, Database, Row, Rules, Statement, check_row
+from fencepost.fence import Fence
+from fencepost.identifiers import Principal, mint_token
+from fencepost.journal import Event, Head
+from fencepost.runs import Outcome, Owner, Run
+from fencepost.snapshot import VISIBLE, found, not_found, read_statement, scope
+
+TABLE = "fencepost_bindings"
+GATES = ("a", "b")
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One delivery. `approval_proof_json` is canonical JSON of an object, or None.
+
+    `created_at_ms` is None until it is stored, and no part of what is compared.
+    """
+
+    gate: str
+    revision: int
+    receipt_hash: str
+    approval_proof_json: str | None = None
+    created_at_ms: int | None = None
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """What it is bound to, within its run; lists are in this order."""
+        return self.revision, self.gate
+
+    def same(self, other: Binding) -> bool:
+        return replace(self, created_at_ms=None) == replace(other, created_at_ms=None)
+
+    @classmethod
+    def from_row(cls, row: Row) -> Binding:
+        """Raises RowCorrupt for a row that breaks a rule; it is never repaired."""
+        check_row(TABLE, _RULES, row)
+        columns = ("gate", "revision", "receipt_hash", "approval_proof", "created_at_ms")
+        return cls(*(row[name] for name in columns))
+
+    def as_json(self) -> dict[str, Any]:
+        """The payload of its event."""
+        proof = self.approval_proof_json
+        shape = {
+            "gate": self.gate,
+            "revision": self.revision,
+            "receipt_hash": self.receipt_hash,
+        }
+        return shape if proof is None else {**shape, "approval_proof": json.loads(proof)}
+
+
+_RULES: Rules = (
+    ("gate is a or b", lambda row: row["gate"] in GATES),
+    (
+        "revision is whole, from 1 to 2^53−1",
+        lambda row: isinstance(row["revision"], int) and 1 <= row["revision"] <= limits.INTEGER_MAX,
+    ),
+    (
+        "receipt_hash is 64 lowercase hexadecimal digits",
+        lambda row: re.fullmatch("[0-9a-f]{64}", row["receipt_hash"]) is not None,
+    ),
+    (
+        "approval_proof is a JSON object",
+        lambda row: row["approval_proof"] is None or _is_object(row["approval_proof"]),
+    ),
+)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+class Bound(NamedTuple):
+    """`bindings` are those of the request, as stored; with a conflict, the one in the way."""
+
+    outcome: Outcome
+    run: Run
+    bindings: list[Binding]
+
+
+# Decides: the run is running, this owner holds it, its history ends where the caller thinks,
+# nothing is bound yet to what is to be bound, and the fence admits existing work.
+_BIND = f"""
+UPDATE fencepost_runs SET head_sequence = ?9, head_hash = ?10, write_token = ?4,
+  updated_at_ms = MAX(COALESCE(?13, {NOW_MS}), updated_at_ms)
+WHERE run_id = ?1 AND {VISIBLE}
+  AND status = 'running' AND owner_host_id = ?5 AND owner_pid = ?6 AND owner_nonce = ?7
+  AND head_sequence = ?11 AND head_hash = ?8
+  AND NOT EXISTS (
+    SELECT 1 FROM json_each(?12) CROSS JOIN fencepost_bindings AS held WHERE held.run_id = ?1
+      AND held.revision = value ->> 'revision' AND held.gate = value ->> 'gate')
+  AND {fence.admits_existing_run_sql("?1")}
+RETURNING run_id
+"""
+
+# Decides nothing: guarded by the token of the write that moved the head.
+_STORE = """
+INSERT INTO fencepost_bindings
+  (run_id, gate, revision, receipt_hash, approval_proof, created_at_ms)
+SELECT run_id, value ->> 'gate', value ->> 'revision', value ->> 'receipt_hash',
+  value ->> 'approval_proof', updated_at_ms
+FROM fencepost_runs, json_each(?3) WHERE run_id = ?1 AND write_token = ?2
+"""
+
+# Shows what is bound to the places that a request names.
+_READ_PLACES = """
+SELECT held.* FROM json_each(?2) CROSS JOIN fencepost_bindings AS held
+WHERE held.run_id = ?1 AND held.revision = value ->> 'revision' AND held.gate = value ->> 'gate'
+"""
+
+
+def _rows_json(bindings: Iterable[Binding]) -> str:
+    return json.dumps(
+        [
+            {
+                "gate": binding.gate,
+                "revision": binding.revision,
+                "receipt_hash": binding.receipt_hash,
+                "approval_proof": binding.approval_proof_json,
+            }
+            for binding in bindings
+        ]
+    )
+
+
+def bind_statements(
+    run_id: str,
+    viewer: Principal | None,
+    owner: Owner,
+    bindings: list[Binding],
+    head: Head,
+    token: str,
+    now_ms: int | None,
+) -> list[Statement]:
+    """All of `bindings`, each with its event, or none; the first returns one row if it won."""
+    events: list[Event] = []
+    for binding in bindings:
+        last = events[-1].head if events else head
+        events.append(journal.next_event(last, "delivery-bound", binding.as_json()))
+    who = (owner.host_id, owner.pid, owner.nonce)
+    last, places = events[-1].head, _rows_json(bindings)
+    heads = (head.hash, last.sequence, last.hash, head.sequence)
+    return [
+        Statement(_BIND, (run_id, *scope(viewer), token, *who, *heads, places, now_ms)),
+        Statement(_STORE, (run_id, token, places)),
+        *[journal.append_statement(run_id, token, event) for event in events],
+    ]
+
+
+async def bind(
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    owner: Owner,
+    bindings: list[Binding],
+    *,
+    expected_head: Head | None = None,
+    now_ms: int | None = None,
+) -> Bound:
+    """Bind deliveries to a run that `owner` holds: all or none, and each once.
+
+    `bindings` name at least one place, and none twice. Wins: bound; replayed, if all of them
+    were bound before, whatever the head. Losses, in order: fence_lost,
+    delivery_revision_conflict, head_changed. One round trip with an expected head if all or none
+    of them are new, two without. Raises NotFound and Fenced.
+    """
+    # Without an expected head the first batch only looks; with one it takes all for new.
+    new, head = (bindings, expected_head) if expected_head else ([], journal.GENESIS)
+    for _ in range(1 + limits.RACE_ATTEMPTS_MAX):
+        who, token = (run_id, viewer, owner), mint_token()
+        statements = bind_statements(*who, new, head, token, now_ms) if new else []
+        reads = _reads(run_id, viewer, bindings, now_ms)
+        won, run, gate, held = await _attempt(db, run_id, statements, reads, token)
+        if won:
+            return Bound(Outcome.BOUND, run, held)
+        gate.require_existing_run(run_id)
+        loss = _loss(run, owner, bindings, held)
+        missing = [binding for binding in bindings if binding.place not in _places(held)]
+        again = expected_head is None or (run.head == expected_head and missing != new)
+        if loss.outcome is not Outcome.HEAD_CHANGED or not again:
+            break
+        new, head = missing, run.head
+    return loss
+
+
+def _reads(
+    run_id: str, viewer: Principal | None, bindings: list[Binding], now_ms: int | None
+) -> list[Statement]:
+    return [
+        Statement(_READ_PLACES, (run_id, _rows_json(bindings))),
+        read_statement(run_id, viewer, now_ms),
+        fence.read_statement(),
+    ]
+
+
+async def _attempt(
+    db: Database, run_id: str, statements: list[Statement], reads: list[Statement], token: str
+) -> tuple[bool, Run, Fence, list[Binding]]:
+    """Whether the statements won; run, fence and what is bound to those places afterwards."""
+    try:
+        if statements:
+            receipt = commit.run_receipt(run_id, token)
+            written = await commit.write(db, commit.Write(statements, reads, receipt))
+        else:
+            written = commit.Written(False, await db.read(reads))
+    except errors.MissingTable:
+        raise not_found() from None
+    places, row, gate = written.reads
+    run = found(row)
+    held = sorted((Binding.from_row(row) for row in places.rows), key=lambda b: b.place)
+    return written.won, run, Fence.from_rows(gate.rows), held
+
+
+def _places(bindings: Iterable[Binding]) -> dict[tuple[int, str], Binding]:
+    return {binding.place: binding for binding in bindings}
+
+
+def _loss(run: Run, owner: Owner, bindings: list[Binding], held: list[Binding]) -> Bound:
+    """Why nothing was bound; head_changed also when nothing but the head can be in the way."""
+    stored = _places(held)
+    if run.owner != owner:
+        return Bound(Outcome.FENCE_LOST, run, [])
+    for binding in bindings:
+        if not binding.same(stored.get(binding.place, binding)):
+            return Bound(Outcome.DELIVERY_REVISION_CONFLICT, run, [stored[binding.place]])
+    outcome = Outcome.REPLAYED if len(held) == len(bindings) else Outcome.HEAD_CHANGED
+    return Bound(outcome, run, held)
+
+
+_PAGE = """
+SELECT * FROM fencepost_bindings
+WHERE run_id = ?1 AND (revision, gate) > (?2, ?3) ORDER BY revision, gate LIMIT ?4
+"""
+
+
+async def page(
+    db: Database, run_id: str, viewer: Principal | None, after: tuple[int, str], limit: int
+) -> list[Binding]:
+    """The bindings of a run by revision and gate, from after that place on. Raises NotFound."""
+    statements = [read_statement(run_id, viewer), Statement(_PAGE, (run_id, *after, limit))]
+    try:
+        results = await db.read(statements)
+    except errors.MissingTable:
+        raise not_found() from None
+    found(results[0])
+    return [Binding.from_row(row) for row in results[1].rows]

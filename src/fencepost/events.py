@@ -1,0 +1,245 @@
+"""Reading a run's history, adding to it, and proving that nobody has altered it.
+
+Starts, releases, resolutions and transitions append their own events in their own batches; this
+module adds those of callers. An append is a compare-and-set on the head in the run row, so a
+history is one line, whoever appends at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fencepost import errors, fence, journal, limits
+from fencepost.d1 import NOW_MS, Database, Row, Rules, Statement, check_row
+from fencepost.identifiers import Principal, mint_token
+from fencepost.journal import Event, Head
+from fencepost.projection import Projection
+from fencepost.runs import Outcome, Owner, Run
+from fencepost.snapshot import (
+    VISIBLE,
+    contended,
+    found,
+    not_found,
+    read,
+    read_statement,
+    scope,
+    verb,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A row of fencepost_events."""
+
+    event: Event
+    created_at_ms: int
+
+    @classmethod
+    def from_row(cls, row: Row) -> Stored:
+        """Raises RowCorrupt for a row whose columns are not even of their types."""
+        check_row("fencepost_events", _RULES, row)
+        hashes = (row["prior_hash"], row["hash"])
+        event = Event(row["sequence"], row["type"], row["payload"], *hashes)
+        return cls(event, row["created_at_ms"])
+
+
+_RULES: Rules = (
+    (
+        "sequence and time are whole numbers",
+        lambda row: all(isinstance(row[name], int) for name in ("sequence", "created_at_ms")),
+    ),
+    (
+        "type, payload and hashes are texts",
+        lambda row: all(
+            isinstance(row[name], str) for name in ("type", "payload", "prior_hash", "hash")
+        ),
+    ),
+)
+
+
+# --- Appending ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """What a caller adds. With an `owner` only as long as that owner holds the run."""
+
+    type: str
+    payload: Any
+    owner: Owner | None = None
+    expected_head: Head | None = None
+
+
+# Decides: the history ends where the caller thinks, the owner, if one is named, holds the run,
+# and the fence admits existing work.
+_MOVE_HEAD = f"""
+UPDATE fencepost_runs SET head_sequence = ?5, head_hash = ?6,
+  write_token = ?4, updated_at_ms = MAX(COALESCE(?11, {NOW_MS}), updated_at_ms)
+WHERE run_id = ?1 AND {VISIBLE} AND {fence.admits_existing_run_sql("?1")}
+  AND head_sequence = ?5 - 1 AND head_hash = ?7
+  AND (?8 IS NULL OR (status = 'running'
+    AND owner_host_id = ?8 AND owner_pid = ?9 AND owner_nonce = ?10))
+RETURNING run_id
+"""
+
+
+async def append(
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    addition: Append,
+    now_ms: int | None = None,
+) -> tuple[Outcome, Run, Event | None]:
+    """Add an event. One round trip with an expected head, two without.
+
+    Losses, in order: fence_lost, head_changed. Without an expected head a race for it is run
+    again, limits.RACE_ATTEMPTS_MAX times, then CONTENDED. Raises NotFound and Fenced.
+    """
+    head = addition.expected_head
+    if head is not None:
+        return await _attempt(db, run_id, viewer, addition, head, now_ms)
+    head = (await read(db, run_id, viewer)).head
+    for _ in range(limits.RACE_ATTEMPTS_MAX):
+        outcome, run, event = await _attempt(db, run_id, viewer, addition, head, now_ms)
+        if outcome is not Outcome.HEAD_CHANGED:
+            return outcome, run, event
+        head = run.head
+    raise contended()
+
+
+async def _attempt(
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    addition: Append,
+    head: Head,
+    now_ms: int | None,
+) -> tuple[Outcome, Run, Event | None]:
+    token, owner = mint_token(), addition.owner
+    event = journal.next_event(head, addition.type, addition.payload)
+    who = (None, None, None) if owner is None else (owner.host_id, owner.pid, owner.nonce)
+    chain = (event.sequence, event.hash, head.hash)
+    statements = [
+        Statement(_MOVE_HEAD, (run_id, *scope(viewer), token, *chain, *who, now_ms)),
+        journal.append_statement(run_id, token, event),
+    ]
+    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, event.hash)
+    if won:
+        return Outcome.APPENDED, run, event
+    gate.require_existing_run(run_id)
+    lost = owner is not None and run.owner != owner
+    return (Outcome.FENCE_LOST if lost else Outcome.HEAD_CHANGED), run, None
+
+
+# --- Reading -----------------------------------------------------------------------------
+
+_PAGE = """
+SELECT * FROM fencepost_events WHERE run_id = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3
+"""
+
+
+async def page(
+    db: Database, run_id: str, viewer: Principal | None, after: int, limit: int
+) -> tuple[Run, list[Stored]]:
+    """The run, and its events from after sequence `after` on. Raises NotFound, RowCorrupt."""
+    run, rows = await _page(db, run_id, viewer, after, limit)
+    return run, [Stored.from_row(row) for row in rows]
+
+
+async def _page(
+    db: Database, run_id: str, viewer: Principal | None, after: int, limit: int
+) -> tuple[Run, list[Row]]:
+    statements = [read_statement(run_id, viewer), Statement(_PAGE, (run_id, after, limit))]
+    try:
+        run, events = await db.read(statements)
+    except errors.MissingTable:
+        raise not_found() from None
+    return found(run), events.rows
+
+
+# --- Integrity ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Integrity:
+    """Whether a history is whole and the run row is what it says.
+
+    `sequence` is where it first breaks; None if that is the run row, not an event.
+    """
+
+    events: int
+    head: Head
+    sequence: int | None = None
+    rule: str | None = None
+
+    @property
+    def intact(self) -> bool:
+        return self.rule is None
+
+
+async def integrity(db: Database, run_id: str, viewer: Principal | None) -> Integrity:
+    """Read the whole history, recompute every hash, rebuild the run, compare. Never writes.
+
+    Covers what the events record: target, principal, lineage, parent, status, state, result,
+    ends. Not covered: leases, claims, cancels, generations (they have facts, or no record), and
+    the time of an event between those of its neighbours, which its hash does not hold.
+    """
+    history = History()
+    run, rows = await _page(db, run_id, viewer, 0, limits.INTEGRITY_PAGE_ITEMS)
+    while rows:
+        broken = history.take(rows, run.run_id)
+        if broken is not None:
+            return Integrity(history.count, run.head, history.head.sequence + 1, broken)
+        if len(rows) < limits.INTEGRITY_PAGE_ITEMS:
+            break
+        run, rows = await _page(
+            db, run_id, viewer, history.head.sequence, limits.INTEGRITY_PAGE_ITEMS
+        )
+    return Integrity(history.count, run.head, None, history.mismatch(run))
+
+
+class History:
+    """A history read so far: the head of its chain and the run that it describes."""
+
+    def __init__(self) -> None:
+        self.head = journal.GENESIS
+        self.count = 0
+        self.at_ms = 0
+        self.projection = Projection()
+
+    def take(self, rows: list[Row], run_id: str) -> str | None:
+        """The rule that the first broken of these rows breaks, or None."""
+        for row in rows:
+            try:
+                stored = Stored.from_row(row)
+            except errors.RowCorrupt as corrupt:
+                return str(corrupt.members["rule"])
+            broken = self._check(stored) or self.projection.apply(
+                stored.event, run_id, stored.created_at_ms
+            )
+            if broken is not None:
+                return broken
+            self.head, self.at_ms = stored.event.head, stored.created_at_ms
+            self.count += 1
+        return None
+
+    def _check(self, stored: Stored) -> str | None:
+        event = stored.event
+        if event.sequence != self.head.sequence + 1:
+            return "sequences are contiguous from 1"
+        if event.prior_hash != self.head.hash:
+            return "the prior hash is the hash of the event before"
+        if event.hash != journal.event_hash(self.head, event.type, event.payload_json):
+            return "the hash is that of the event's content"
+        if stored.created_at_ms < self.at_ms:
+            return "events are in the order of their times"
+        return None
+
+    def mismatch(self, run: Run) -> str | None:
+        """The first thing that the run row says otherwise than its history, or None."""
+        if self.count == 0:
+            return "a history begins with run-created"
+        if run.head != self.head:
+            return "the run's head is its last event"
+        return self.projection.mismatch(run)

@@ -1,0 +1,141 @@
+"""State machines as data: the states of a run's own work, beside the run's status.
+
+A run may name a machine at its start, and then moves only along that machine's table. Another
+machine is added to MACHINES with one table; nothing else has to know of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fencepost.runs import MachineState, RunStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`moves` names, for each state, the states that may follow it; `ends` the status in which
+    a run ends that reaches this state; `coded` the states that may say why, by a code."""
+
+    name: str
+    initial: str
+    moves: Mapping[str, frozenset[str]]
+    ends: Mapping[str, RunStatus]
+    coded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A step of a run's machine: the state it goes to, and a code that says why."""
+
+    to: str
+    code: str | None = None
+
+    def as_json(self) -> dict[str, str]:
+        code = {} if self.code is None else {"code": self.code}
+        return {"to": self.to, **code}
+
+
+def _table(text: str) -> dict[str, frozenset[str]]:
+    """Reads lines of `state: next next …`; a state without a line of its own has no next."""
+    lines = [line.split(":") for line in text.strip().splitlines()]
+    moves = {state.strip(): frozenset(following.split()) for state, following in lines}
+    reached = frozenset().union(*moves.values())
+    return {**moves, **{state: frozenset() for state in reached - moves.keys()}}
+
+
+# Contracts 4, word for word.
+_DELIVERY = Machine(
+    name="delivery",
+    initial="created",
+    moves=_table("""
+created: validating-delivery paused discarded rejected
+validating-delivery: ready paused approval-needed discarded rejected
+ready: queued running paused discarded rejected
+queued: connecting running paused discarded
+connecting: running retryable paused discarded
+running: validating verifying queued retryable paused approval-needed change-verifying discarded
+validating: running verifying retryable paused approval-needed discarded
+verifying: running retryable paused approval-needed change-verifying discarded
+retryable: queued connecting running paused discarded
+paused: paused validating-delivery ready queued connecting running approval-needed recovering \
+completed discarded rejected
+approval-needed: validating-delivery paused discarded rejected
+change-verifying: running retryable paused approval-needed ready-to-apply discarded
+ready-to-apply: applying paused discarded
+applying: recovering completed
+recovering: applying paused completed discarded rejected
+"""),
+    ends={
+        "completed": RunStatus.COMPLETED,
+        "discarded": RunStatus.CANCELLED,
+        "rejected": RunStatus.FAILED,
+    },
+    coded=frozenset({"paused"}),
+)
+
+
+def registry(machines: Iterable[Machine]) -> dict[str, Machine]:
+    """The machines by name.
+
+    Raises ValueError for a table that is none, and for two machines that end a run differently
+    in a state of the same name: a transition with an expected head does not read the run first,
+    and must know the status that it writes.
+    """
+    found: dict[str, Machine] = {}
+    for machine in machines:
+        known = machine.moves.keys()
+        if machine.name in found or not {machine.initial, *machine.ends, *machine.coded} <= known:
+            raise ValueError(f"the machine {machine.name!r} has two tables, or an unknown state")
+        if any(not following <= known for following in machine.moves.values()):
+            raise ValueError(f"the machine {machine.name!r} moves to an unknown state")
+        for other in found.values():
+            if any(other.ends.get(s) != machine.ends.get(s) for s in known & other.moves.keys()):
+                raise ValueError(f"{machine.name!r} and {other.name!r} end one state differently")
+        found[machine.name] = machine
+    return found
+
+
+MACHINES = registry([_DELIVERY])
+
+STATES = frozenset(state for machine in MACHINES.values() for state in machine.moves)
+CODED = frozenset(state for machine in MACHINES.values() for state in machine.coded)
+ENDS = {state: end for machine in MACHINES.values() for state, end in machine.ends.items()}
+
+
+def start_of(name: str | None) -> tuple[str | None, str | None]:
+    """The machine of a new run and its first state; (None, None) without one."""
+    return (None, None) if name is None else (name, MACHINES[name].initial)
+
+
+def admitting(to: RunStatus, move: Move | None) -> frozenset[tuple[str, str]] | None:
+    """The (machine, state)s from which a transition is legal, or None if from every one.
+
+    A move must be in the machine's table, and a run is completed only with a machine that has
+    ended, by this move or before. Every other status is open to a machine that stays.
+    """
+    if move is not None:
+        return frozenset(
+            (machine.name, state)
+            for machine in MACHINES.values()
+            for state, following in machine.moves.items()
+            if move.to in following and (to is not RunStatus.COMPLETED or move.to in machine.ends)
+        )
+    if to is RunStatus.COMPLETED:
+        return frozenset((m.name, state) for m in MACHINES.values() for state in m.ends)
+    return None
+
+
+def admitting_json(to: RunStatus, move: Move | None) -> str | None:
+    """`admitting`, as the list of "machine state" that the UPDATE compares with."""
+    admitted = admitting(to, move)
+    return None if admitted is None else json.dumps(sorted(" ".join(pair) for pair in admitted))
+
+
+def admits(at: MachineState | None, to: RunStatus, move: Move | None) -> bool:
+    """Whether a run whose machine is `at` may make this transition; the same rule as the SQL."""
+    if at is None:
+        return move is None
+    admitted = admitting(to, move)
+    return admitted is None or (at.name, at.state) in admitted

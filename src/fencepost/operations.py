@@ -1,0 +1,217 @@
+"""Operations: named, leased, replayable steps inside a run (contracts 4): the row, and reading it.
+
+What may be done to one, and by whom, is `leases`. Reads never write: a lease that lapsed is
+displayed as lapsed, and marked interrupted by the owner's next POST.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from fencepost import commit, errors, fence, limits, snapshot
+from fencepost.d1 import NOW_MS, Database, Row, Rules, Statement, check_row
+from fencepost.fence import Fence
+from fencepost.identifiers import Principal
+from fencepost.runs import Owner, Run, RunStatus
+from fencepost.snapshot import VISIBLE, scope
+
+TABLE = "fencepost_operations"
+
+
+class OperationState(StrEnum):
+    RUNNING = "running"
+    COMMITTED = "committed"
+    INTERRUPTED = "interrupted"
+
+
+class Outcome(StrEnum):
+    """What became of a verb on an operation: the winners, then the losses."""
+
+    ACQUIRED = "acquired"
+    SHARED = "shared"
+    REPLAYED = "replayed"
+    RENEWED = "renewed"
+    ASSERTED = "asserted"
+    COMMITTED = "committed"
+    INTERRUPTED = "interrupted"
+
+    FENCE_LOST = "fence_lost"
+    OPERATION_CONFLICT = "operation_conflict"
+    OPERATION_ALREADY_RUNNING = "operation_already_running"
+    LEASE_FENCED = "lease_fenced"
+
+
+LOSSES = frozenset(
+    {
+        Outcome.FENCE_LOST,
+        Outcome.OPERATION_CONFLICT,
+        Outcome.OPERATION_ALREADY_RUNNING,
+        Outcome.LEASE_FENCED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A row of fencepost_operations. Times are ms of the database's clock; `now_ms` is that
+    clock at the reading. `lease_token` is that of the last lease, held or not.
+    """
+
+    run_id: str
+    id: str
+    kind: str
+    payload_fingerprint: str
+    state: OperationState
+    lease_token: str
+    lease_expires_at_ms: int | None
+    outcome_json: str | None
+    write_token: str
+    now_ms: int
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether it runs under a lease that has ended; one that ends exactly now has not."""
+        return self.lease_expires_at_ms is not None and self.lease_expires_at_ms < self.now_ms
+
+    @classmethod
+    def from_row(cls, row: Row) -> Operation:
+        """Raises RowCorrupt for a row that breaks a rule; it is never repaired."""
+        check_row(TABLE, _RULES, row)
+        return cls(
+            row["run_id"],
+            row["operation_id"],
+            row["kind"],
+            row["payload_fingerprint"],
+            OperationState(row["state"]),
+            row["lease_token"],
+            row["lease_expires_at_ms"],
+            row["outcome"],
+            row["write_token"],
+            row["now_ms"],
+        )
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value <= limits.INTEGER_MAX
+
+
+_STATES = frozenset(OperationState)
+_RULES: Rules = (
+    ("state is running, committed or interrupted", lambda row: row["state"] in _STATES),
+    (
+        "an operation that runs, and no other, has a lease that ends",
+        lambda row: (row["state"] == "running") == (row["lease_expires_at_ms"] is not None),
+    ),
+    (
+        "a committed operation, and no other, has an outcome",
+        lambda row: (row["state"] == "committed") == (row["outcome"] is not None),
+    ),
+    (
+        "times are whole milliseconds",
+        lambda row: (
+            (row["lease_expires_at_ms"] is None or _whole(row["lease_expires_at_ms"]))
+            and _whole(row["updated_at_ms"])
+        ),
+    ),
+)
+
+
+class Step(NamedTuple):
+    """An operation as the owner of its run names it; `id` is in lower case."""
+
+    run_id: str
+    viewer: Principal | None
+    owner: Owner
+    id: str
+
+    @property
+    def params(self) -> tuple[str | int | None, ...]:
+        """?1 to ?7 of every write."""
+        who = (self.owner.host_id, self.owner.pid, self.owner.nonce)
+        return (self.run_id, *scope(self.viewer), *who, self.id)
+
+
+# The run without its state and result, which no operation needs.
+_READ_RUN = f"""
+SELECT fencepost_runs.*, COALESCE(?4, {NOW_MS}) AS now_ms FROM fencepost_runs
+WHERE run_id = ?1 AND {VISIBLE}
+"""
+_READ = f"""
+SELECT *, COALESCE(?3, {NOW_MS}) AS now_ms FROM fencepost_operations
+WHERE run_id = ?1 AND operation_id = ?2
+"""
+
+
+def _reads(
+    run_id: str, viewer: Principal | None, id: str, now_ms: int | None = None
+) -> list[Statement]:
+    return [
+        Statement(_READ_RUN, (run_id, *scope(viewer), now_ms)),
+        Statement(_READ, (run_id, id, now_ms)),
+    ]
+
+
+async def read(
+    db: Database, run_id: str, viewer: Principal | None, id: str, *, now_ms: int | None = None
+) -> Operation:
+    """The operation. Raises NotFound for a run or an operation that is not there."""
+    try:
+        results = await db.read(_reads(run_id, viewer, id, now_ms))
+    except errors.MissingTable:
+        await snapshot.read(db, run_id, viewer)
+        raise not_found() from None
+    snapshot.found(results[0])
+    if not results[1].rows:
+        raise not_found()
+    return Operation.from_row(results[1].rows[0])
+
+
+def not_found() -> errors.NotFound:
+    return errors.NotFound("There is no such operation in this run.", code="OPERATION_NOT_FOUND")
+
+
+class Seen(NamedTuple):
+    """What a verb left behind, read back in its batch."""
+
+    run: Run
+    operation: Operation | None
+    gate: Fence
+
+    def require_ours(self, step: Step) -> bool:
+        """Whether the run runs under the owner who asks. Raises Fenced."""
+        self.gate.require_existing_run(step.run_id)
+        return self.run.status is RunStatus.RUNNING and self.run.owner == step.owner
+
+
+_RECEIPT = """
+SELECT 1 AS landed FROM fencepost_operations
+WHERE run_id = ?1 AND operation_id = ?2 AND write_token = ?3
+"""
+
+
+async def verb(
+    db: Database, step: Step, statements: list[Statement], token: str, now_ms: int | None
+) -> Seen:
+    """Run a verb's statements, which write `token`, and read run, operation and fence back.
+
+    One batch; without statements a read. Whether the verb won is for its token to say.
+
+    Raises NotFound when the run is not there, or is another principal's; MissingTable when the
+    run is there and the table is not.
+    """
+    reads = [*_reads(step.run_id, step.viewer, step.id, now_ms), fence.read_statement()]
+    try:
+        if statements:
+            receipt = Statement(_RECEIPT, (step.run_id, step.id, token))
+            written = await commit.write(db, commit.Write(statements, reads, receipt))
+            results = written.reads
+        else:
+            results = await db.read(reads)
+    except errors.MissingTable:
+        await snapshot.read(db, step.run_id, step.viewer)
+        raise
+    run, stored = snapshot.found(results[0]), results[1].rows
+    operation = Operation.from_row(stored[0]) if stored else None
+    return Seen(run, operation, Fence.from_rows(results[2].rows))
