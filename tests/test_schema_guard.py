@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -420,7 +421,7 @@ def test_old_rows_have_a_value_for_every_column_that_is_not_null(
     needed = {
         column
         for column, words in ours.columns.items()
-        if ("not", "null") in zip(words, words[1:], strict=False) and "default" not in words
+        if ("not", "null") in itertools.pairwise(words) and "default" not in words
     }
     assert set(filled) <= needed <= {*earlier.columns, *filled}
 
