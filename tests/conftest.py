@@ -83,6 +83,7 @@ def empty_database(sql: Sql) -> Sql:
 def client(bridge: dict[str, str], sql: Sql) -> Iterator[Client]:
     """HTTP to the Worker, as the principal service:alice with every scope but `operate`."""
     with httpx.Client(base_url=bridge["url"], timeout=60) as http:
+        Client(http).look()
         yield Client(http)
 
 

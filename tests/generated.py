@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fencepost import fence, problems, schema
+from fencepost import fence, migrations, problems, schema
 from fencepost.fence import FenceState
 
 ROOT = Path(__file__).parent.parent
 
 FILES = {
     "schema/schema.sql": schema.as_sql_file(),
+    **migrations.as_sql_files(),
     "schema/seed-open.sql": fence.as_seed_file(FenceState.OPEN),
     "schema/seed-migration-locked.sql": fence.as_seed_file(FenceState.MIGRATION_LOCKED),
     "docs/errors.md": problems.as_markdown(),

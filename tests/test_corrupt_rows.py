@@ -109,6 +109,7 @@ RESERVATION_DAMAGE = {
     "attempt is at least 1": "attempt = 0",
     "only a claimed reservation is started": "claim_nonce = NULL",
     "times are whole milliseconds": "updated_at_ms = 'soon'",
+    "joined is 0 or 1": "joined = 2",
 }
 
 

@@ -260,8 +260,12 @@ REFUSED = [
     "too many SQL variables at offset 400: SQLITE_ERROR",
     "statement too long: SQLITE_TOOBIG",
     'near "SELEC": syntax error at offset 0: SQLITE_ERROR',
-    "no such column: nothing at offset 7: SQLITE_ERROR",
     "not authorized: SQLITE_AUTH",
+]
+MISSING_COLUMNS = [
+    "no such column: nothing at offset 7: SQLITE_ERROR",
+    "no such column: t.nothing: SQLITE_ERROR",
+    "table t has no column named nothing at offset 15: SQLITE_ERROR",
 ]
 CONSTRAINTS = [
     "UNIQUE constraint failed: t.k: SQLITE_CONSTRAINT (extended: SQLITE_CONSTRAINT_UNIQUE)",
@@ -277,7 +281,8 @@ CONSTRAINTS = [
     [(text, errors.Unknown) for text in UNKNOWN]
     + [(text, errors.Refused) for text in REFUSED]
     + [(text, errors.ConstraintFailed) for text in CONSTRAINTS]
-    + [("no such table: nope: SQLITE_ERROR", errors.MissingTable)],
+    + [("no such table: nope: SQLITE_ERROR", errors.MissingTable)]
+    + [(text, errors.MissingColumn) for text in MISSING_COLUMNS],
 )
 async def test_each_documented_failure_has_its_class(
     text: str, kind: type[errors.StorageError]

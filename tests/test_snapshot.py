@@ -142,5 +142,5 @@ def test_a_run_row_that_breaks_a_rule_is_refused(client: Client, sql: Sql, damag
 def test_a_row_that_lacks_a_column_is_refused(client: Client, sql: Sql) -> None:
     row = a_row(sql, client.started(owner=an_owner(new_key())))
     del row["status"]
-    with pytest.raises(errors.RowCorrupt):
+    with pytest.raises(errors.ColumnAbsent):
         runs.Run.from_row(row)

@@ -1,8 +1,7 @@
 """The D1 boundary: the only module that carries SQL across to JavaScript.
 
 A batch is one transaction and one network round trip; a single statement is a batch of one.
-Results come back in one JSON pass for the whole batch. What D1 really does is in the project's
-facts about D1; the error texts below are matched exactly.
+Results come back in one JSON pass for the whole batch.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from __future__ import annotations
 import functools
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from fencepost import errors, limits
+from fencepost import errors, failures, limits
 from fencepost.identifiers import is_well_formed
 
 Parameter = str | int | float | None
@@ -41,15 +39,27 @@ class Result(NamedTuple):
     rows_written: int
 
 
+class Guard(Protocol):
+    """Who looks at the schema before the first write, and remembers that it is current."""
+
+    trusted: bool
+
+    async def look(self, db: Database, creating: bool) -> bool:
+        """Whether the schema is current; raises if the write must not happen."""
+
+
 class Database:
     """A D1 binding for the length of one request.
 
+    A write first asks `guard`, until that one trusts the schema; without a guard (a library's
+    own `Database`) nobody looks at it.
     `round_trips`, `rows_read`, `rows_written` and `elapsed_ms` add up over its batches.
     Reads always go to the primary; replicas are never asked.
     """
 
-    def __init__(self, binding: Any) -> None:
+    def __init__(self, binding: Any, guard: Guard | None = None) -> None:
         self._binding = binding
+        self._guard = guard
         self.round_trips = 0
         self.rows_read = 0
         self.rows_written = 0
@@ -64,6 +74,29 @@ class Database:
         one of MissingTable, ConstraintFailed, Refused (it did not run) or Unknown (the reply
         was lost: it may have committed) when D1 fails.
         """
+        if (
+            self._guard is not None
+            and not self._guard.trusted
+            and not all(map(_is_select, statements))
+        ):
+            await self.ready()
+        return await self.batch_unguarded(statements)
+
+    async def ready(self, *, creating: bool = False) -> None:
+        """Have the schema looked at, unless it was found current before.
+
+        Raises what the guard raises; `creating` says that the caller creates what is missing.
+        """
+        if self._guard is not None and not self._guard.trusted:
+            self._guard.trusted = await self._guard.look(self, creating)
+
+    def trust_schema(self, trusted: bool) -> None:
+        """Remember whether the schema is known to be current."""
+        if self._guard is not None:
+            self._guard.trusted = trusted
+
+    async def batch_unguarded(self, statements: Sequence[Statement]) -> list[Result]:
+        """As `batch`, without a look at the schema."""
         if not statements:
             raise ValueError("a batch holds at least one statement")
         for statement in statements:
@@ -73,7 +106,7 @@ class Database:
         try:
             answer = await self._send(statements)
         except Exception as failure:
-            raise classify(_messages(failure)) from failure
+            raise self._classified(failure) from failure
         finally:
             self.elapsed_ms += (time.perf_counter() - started) * 1000
         results = [_result(entry) for entry in json.loads(answer)]
@@ -85,17 +118,24 @@ class Database:
     async def read(self, statements: Sequence[Statement]) -> list[Result]:
         """A batch of SELECTs. A failure is never a lost write: StorageUnreadable.
 
-        Raises MissingTable when a table is absent, which for a read means: no such row.
+        Raises MissingTable when a table is absent, which for a read means: no such row; and
+        MissingColumn when a table has another shape.
         """
         for statement in statements:
-            if not statement.sql.lstrip().startswith("SELECT"):
+            if not _is_select(statement):
                 raise ValueError("a read may only hold SELECTs")
         try:
             return await self.batch(statements)
-        except errors.MissingTable:
+        except (errors.MissingTable, errors.MissingColumn):
             raise
         except errors.StorageError as failure:
             raise errors.StorageUnreadable(failure.message) from failure
+
+    def _classified(self, failure: Exception) -> errors.StorageError:
+        error = failures.classify(failures.messages(failure))
+        if isinstance(error, errors.MissingTable | errors.MissingColumn):
+            self.trust_schema(False)
+        return error
 
     async def _send(self, statements: Sequence[Statement]) -> str:
         """Cross to JavaScript and back; the JSON text of D1's results."""
@@ -108,6 +148,10 @@ class Database:
             bound.append(bind(*values) if values else statement)
         text: str = javascript.stringify(await self._binding.batch(javascript.to_js(bound)))
         return text
+
+
+def _is_select(statement: Statement) -> bool:
+    return statement.sql.lstrip().startswith("SELECT")
 
 
 class Reader:
@@ -212,59 +256,16 @@ Rules = tuple[tuple[str, Callable[[Row], bool]], ...]
 
 
 def check_row(table: str, rules: Rules, row: Row) -> None:
-    """Raises RowCorrupt, naming the first rule that the row breaks; it is never repaired."""
+    """Raises RowCorrupt, naming the first rule that the row breaks; it is never repaired.
+
+    Raises ColumnAbsent when it lacks a column: `SELECT *` of a table of another shape.
+    """
     for rule, holds in rules:
         try:
             sound = holds(row)
-        except (KeyError, TypeError):
+        except KeyError as absent:
+            raise errors.ColumnAbsent(table, absent.args[0], "missing") from None
+        except TypeError:
             sound = False
         if not sound:
             raise errors.RowCorrupt(table, rule)
-
-
-# --- What D1's failures mean -------------------------------------------------------------
-
-_MISSING = re.compile(r"(?:D1_ERROR: )?no such table: (?:main\.)?(\w+)(?:: SQLITE_ERROR)?")
-_CONSTRAINT = re.compile(r"(?:D1_ERROR: )?.*: SQLITE_CONSTRAINT(?: \(extended: \w+\))?", re.DOTALL)
-# SQL, type and limit errors: D1 says that the statement did not run.
-_REFUSED = re.compile(
-    r"(?:D1_ERROR: )?.*: SQLITE_(?:ERROR|TOOBIG|AUTH|MISMATCH|RANGE)(?: .*)?"
-    r"|D1_(?:TYPE_ERROR|COLUMN_NOTFOUND|EXEC_ERROR).*"
-    r"|(?:D1_ERROR: )?D1 DB is overloaded\. Requests queued for too long\."
-    r"|(?:D1_ERROR: )?D1 DB is overloaded\. Too many requests queued\."
-    r"|(?:D1_ERROR: )?Cannot resolve D1 DB due to transient issue on remote node\.",
-    re.DOTALL,
-)
-_CAUSES_MAX = 8
-
-
-def classify(messages: Sequence[str]) -> errors.StorageError:
-    """What a failure means, from its message and those of its causes, outermost first.
-
-    A missing table is believed only from the root of the chain (contracts 1.1): further out
-    such a text is a quotation. Other refusals must be said at both ends of the chain. What is
-    not known to have been refused is Unknown.
-    """
-    message, root = messages[0], messages[-1]
-    if missing := _MISSING.fullmatch(root):
-        return errors.MissingTable(message, missing[1])
-    if _CONSTRAINT.fullmatch(message) and _CONSTRAINT.fullmatch(root):
-        return errors.ConstraintFailed(message)
-    if _REFUSED.fullmatch(message) and _REFUSED.fullmatch(root):
-        return errors.Refused(message)
-    return errors.Unknown(message)
-
-
-def _messages(failure: BaseException) -> list[str]:
-    """The messages of a JavaScript error and its causes, outermost first; cycle-safe.
-
-    A chain that is longer than is looked at has no known root: it ends in an empty message.
-    """
-    messages: list[str] = []
-    link: Any = failure
-    while isinstance(message := getattr(link, "message", None), str):
-        if len(messages) == _CAUSES_MAX:
-            return [*messages, ""]
-        messages.append(message)
-        link = getattr(link, "cause", None)
-    return messages or [str(failure)]

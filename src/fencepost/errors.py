@@ -10,11 +10,15 @@
     ├── Unavailable            not now; nothing was written
     │   ├── Fenced             the operator's fence does not admit it
     │   ├── FenceUnreadable    the fence cannot be read, so nothing is admitted
-    │   └── RowCorrupt         a stored row breaks a rule of its table
+    │   ├── RowCorrupt         a stored row breaks a rule of its table
+    │   └── SchemaMismatch     a stored table is not as this build knows it
+    │       ├── SchemaBehind   it is of an earlier shape, or missing
+    │       └── ColumnAbsent   a row came without a column that this build reads
     └── StorageError           D1 failed
         ├── MissingTable       it did not run
         ├── ConstraintFailed   it did not run
         ├── Refused            it did not run
+        │   └── MissingColumn  a table is not as this build knows it
         ├── StorageUnreadable  a read failed
         └── Unknown            the reply was lost: it may have committed
 
@@ -117,6 +121,31 @@ class RowCorrupt(Unavailable):
         super().__init__(f"A row of {table} breaks the rule: {rule}.", table=table, rule=rule)
 
 
+class SchemaMismatch(Unavailable):
+    """A table is not as this build knows it. Table and column are named, SQL never."""
+
+    CODE = "SCHEMA_MISMATCH"
+    ADVICE: ClassVar = "Nothing was written. It is not repaired; an operator must look."
+
+    def __init__(self, table: str, column: str | None, difference: str) -> None:
+        where = table if column is None else f"{table}.{column}"
+        detail = f"The database differs at {where} ({difference}). "
+        members = {"table": table, "column": column, "difference": difference}
+        super().__init__(detail + self.ADVICE, **members)
+
+
+class SchemaBehind(SchemaMismatch):
+    """A table is of a known earlier shape, or missing."""
+
+    ADVICE = "Nothing was written. The next start or fence transition brings it forward."
+
+
+class ColumnAbsent(SchemaMismatch):
+    """A row came without a column that this build reads; says nothing about what was written."""
+
+    ADVICE = "It is not repaired; an operator must look."
+
+
 class StorageError(FencepostError):
     """D1 failed. `message` is D1's own and stays out of every answer."""
 
@@ -142,6 +171,10 @@ class ConstraintFailed(StorageError):
 
 class Refused(StorageError):
     """D1 said, in band, that it did not run: overloaded, SQL or type error."""
+
+
+class MissingColumn(Refused):
+    """A statement names a column that the stored table does not have. It did not run."""
 
 
 class Unknown(StorageError):

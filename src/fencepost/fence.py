@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fencepost import audit, commit, errors, schema
+from fencepost import audit, commit, errors, schema_guard
 from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
 
@@ -65,7 +65,7 @@ class Fence:
             raise errors.FenceUnreadable(
                 "The fence row's state and proof key do not belong together."
             )
-        receipt = (row["transition_key"], row["transition_receipt"])
+        receipt = (row.get("transition_key"), row.get("transition_receipt"))
         return cls(state, revision, row["proof_key"], row["proof_run_id"], updated_at_ms, *receipt)
 
     def admits_start(self, key: str, run_id: str | None = None) -> bool:
@@ -117,11 +117,9 @@ def admits_existing_run_sql(run_id: str) -> str:
   ) IS NOT TRUE)"""
 
 
-# Reads the one row; without a WHERE, so that a second row would be seen.
-_READ = """
-SELECT state, revision, proof_key, proof_run_id, updated_at_ms, transition_key, transition_receipt
-FROM fencepost_fence
-"""
+# Reads the one row; without a WHERE, so that a second row would be seen. Every column that
+# there is: the fence must be readable in its earlier shapes too, before they are moved forward.
+_READ = "SELECT * FROM fencepost_fence"
 
 
 def read_statement() -> Statement:
@@ -241,20 +239,26 @@ async def transition(
     """
     intent = _transition_write(principal, command, now_ms)
     try:
+        await db.ready(creating=True)
         written = await commit.write(db, intent)
-    except errors.MissingTable:
+    except (errors.MissingTable, errors.MissingColumn, errors.SchemaBehind):
         gate = await read(db)
         if gate.state is not command.expected or command.revision not in (None, gate.revision):
-            return Moved.CONFLICT, gate
-        await schema.ensure(db)
+            return _converged(command, gate), gate
+        await schema_guard.ensure(db)
         written = await commit.write(db, intent)
     gate = Fence.from_rows(written.reads[0].rows)
     if written.won:
         return Moved.MOVED, gate
+    return _converged(command, gate), gate
+
+
+def _converged(command: Transition, gate: Fence) -> Moved:
+    """What a command that did not move the fence finds: perhaps that it did so before."""
     if command.key is None or gate.transition_key != command.key:
-        return Moved.CONFLICT, gate
+        return Moved.CONFLICT
     same = gate.transition_receipt == command.receipt
-    return (Moved.MOVED if same else Moved.KEY_REUSED), gate
+    return Moved.MOVED if same else Moved.KEY_REUSED
 
 
 def _transition_write(

@@ -224,6 +224,14 @@ PROBLEMS = {
         _SAME,
         "The rule is named, the row's content never; an operator must look.",
     ),
+    "SCHEMA_MISMATCH": Problem(
+        503,
+        "The database has another shape",
+        _SAME,
+        "A table is not as this build knows it; the table and, where it is one, the column are "
+        "named. Nothing was written or repaired. An earlier shape is brought forward by the next "
+        "start or fence transition.",
+    ),
     "CONTENDED": Problem(
         503, "Others keep winning the race", _SAME, "Nothing was written; send it again."
     ),

@@ -57,12 +57,13 @@ class Projection:
         """The first thing that the run row says otherwise, or None."""
         created = self.created or {}
         lineage = run.lineage and {"id": run.lineage.id, "round": run.lineage.round}
-        kind, id = run.principal
+        principal = {"kind": run.principal.kind, "id": run.principal.id}
         checks = {
             "target": created.get("target") == run.target.as_json(),
-            "principal": created.get("principal") == {"kind": kind, "id": id},
-            "lineage": created.get("lineage") == lineage,
-            "parent_run_id": created.get("parent_run_id") == run.parent_run_id,
+            # Events of earlier builds do not have these members.
+            "principal": created.get("principal", principal) == principal,
+            "lineage": created.get("lineage", lineage) == lineage,
+            "parent_run_id": created.get("parent_run_id", run.parent_run_id) == run.parent_run_id,
             "created_at_ms": self.created_at_ms == run.created_at_ms,
             "status": self._fits(run),
             "finished_at_ms": run.finished_at_ms in (None, self.status_at_ms),

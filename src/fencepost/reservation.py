@@ -127,6 +127,7 @@ _RULES: Rules = (
             for name in ("created_at_ms", "updated_at_ms")
         ),
     ),
+    ("joined is 0 or 1", lambda row: row["joined"] in (0, 1)),
 )
 
 

@@ -13,7 +13,7 @@ import traceback
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-from fencepost import auth, errors, limits, retention, wire
+from fencepost import auth, errors, limits, retention, schema_guard, wire
 from fencepost.d1 import Database
 from fencepost.exchange import Reply, Request
 from fencepost.identifiers import Principal, is_identifier, is_operation_id
@@ -24,6 +24,10 @@ from fencepost.table import ROUTES, Route
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 _SEGMENTS = tuple((route, route.pattern.split("/")) for route in ROUTES)
+
+
+# An isolate has one binding DB, so it has one memory of that database's schema.
+_GUARD = schema_guard.Guard()
 
 
 def find_route(request: Request) -> Route:
@@ -80,13 +84,26 @@ async def answer(request: Request) -> tuple[Reply, str | None]:
             auth.admit(request, route.scopes)
         _check_params(request.params)
         return await route.handler(request), pattern
-    except errors.FencepostError as error:
-        if isinstance(error, errors.StorageError):
-            _complain(error.message)
+    except errors.FencepostError as failure:
+        error = failure
+        if isinstance(failure, errors.StorageError):
+            _complain(failure.message)
+        if isinstance(failure, errors.MissingColumn | errors.ColumnAbsent):
+            request.db.trust_schema(False)
+            error = await _explained(request, failure)
         return problem_reply(error), pattern
     except Exception:
         _complain(traceback.format_exc())
         return problem_reply(errors.FencepostError("The service failed on this request.")), pattern
+
+
+async def _explained(request: Request, failure: errors.FencepostError) -> errors.FencepostError:
+    """The mismatch behind a column that is not there, which says that nothing was written; a row
+    that lacks one may be what a write returned.
+    """
+    if isinstance(failure, errors.ColumnAbsent) and request.method != "GET":
+        return failure
+    return await schema_guard.explain(request.db, failure)
 
 
 def problem_reply(error: errors.FencepostError) -> Reply:
@@ -161,7 +178,7 @@ async def serve(js_request: Any, env: Any) -> Any:
 
 async def purge(env: Any) -> None:
     """What the cron trigger does: one purge, as the principal system:cron, and a log line."""
-    db = Database(env.DB)
+    db = Database(env.DB, _GUARD)
     kept = wire.retention(lambda name: getattr(env, name, None))
     purged = await retention.purge(db, Principal("system", "cron"), kept, limits.PURGE_ROWS_DEFAULT)
     _log(json.dumps({"cron": "purge", **purged._asdict(), "d1_round_trips": db.round_trips}))
@@ -186,7 +203,7 @@ def _receive(js_request: Any, env: Any) -> Request:
         query=dict(parse_qsl(query, keep_blank_values=True)) if query else {},
         header=header,
         read_body=read_body,
-        db=Database(env.DB),
+        db=Database(env.DB, _GUARD),
         setting=lambda name: getattr(env, name, None),
     )
 

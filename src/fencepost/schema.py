@@ -1,7 +1,6 @@
-"""The tables, and the one function that creates them.
+"""The tables. `schema_guard.ensure` creates them; `migrations` knows their earlier shapes.
 
-Only a start and a fence transition call `ensure`, and only after D1 said that a table is
-missing. `schema/schema.sql` holds the same text for `wrangler d1 execute` (a test compares).
+`schema/schema.sql` holds the same text for `wrangler d1 execute` (a test compares).
 Every table defends itself: a CHECK ties each state to its columns. Times are milliseconds of
 the database's clock.
 """
@@ -9,7 +8,6 @@ the database's clock.
 from __future__ import annotations
 
 from fencepost import run_tables
-from fencepost.d1 import Database, Statement
 
 _FENCE = """
 CREATE TABLE IF NOT EXISTS fencepost_fence (
@@ -246,14 +244,6 @@ STATEMENTS = tuple(
         _AUDIT,
     )
 )
-
-
-async def ensure(db: Database) -> None:
-    """Create what is missing, in one transaction; what exists is left as it is.
-
-    Does not repair or migrate a table that exists with another shape.
-    """
-    await db.batch([Statement(ddl) for ddl in STATEMENTS])
 
 
 def as_sql_file() -> str:

@@ -17,7 +17,7 @@ from fencepost import (
     limits,
     machines,
     reservation,
-    schema,
+    schema_guard,
     snapshot,
     subjects,
 )
@@ -219,18 +219,35 @@ async def start(
     return decision, seen
 
 
+_NOT_READY = (errors.MissingTable, errors.MissingColumn, errors.SchemaBehind)
+
+
+async def _start_not_ready(
+    db: Database, start: Start, intent: Intent, token: str, now_ms: int | None
+) -> Seen:
+    """Brings the schema forward, but only if the fence admits the start.
+
+    Otherwise an incomplete schema may still hold what a replay needs.
+    """
+    gate = await fence.read(db)
+    if gate.admits_start(start.key):
+        await schema_guard.ensure(db)
+        return await _start_new(db, start, intent, token, now_ms)
+    try:
+        return await _start_new(db, start, intent, token, now_ms)
+    except errors.MissingTable:
+        return Seen(gate, None, None, created=False)
+
+
 async def _start(
     db: Database, start: Start, intent: Intent, now_ms: int | None
 ) -> tuple[Decision, Seen]:
     token = mint_token()
     try:
+        await db.ready(creating=True)
         seen = await _start_new(db, start, intent, token, now_ms)
-    except errors.MissingTable:
-        gate = await fence.read(db)
-        if not gate.admits_start(start.key):
-            return Decision.FENCED, Seen(gate, None, None, created=False)
-        await schema.ensure(db)
-        seen = await _start_new(db, start, intent, token, now_ms)
+    except _NOT_READY:
+        seen = await _start_not_ready(db, start, intent, token, now_ms)
     decision = decide(start, intent, seen)
     for _ in range(limits.RACE_ATTEMPTS_MAX):
         if decision is not Decision.RESERVED:

@@ -1,0 +1,60 @@
+"""What D1's failures mean: the exact messages, and what is not known is Unknown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fencepost import errors
+
+_MISSING = re.compile(r"(?:D1_ERROR: )?no such table: (?:main\.)?(\w+)(?:: SQLITE_ERROR)?")
+_MISSING_COLUMN = re.compile(
+    r"(?:D1_ERROR: )?(?:no such column: [\w.]+|table \w+ has no column named \w+)"
+    r"(?: at offset \d+)?(?:: SQLITE_ERROR)?"
+)
+_CONSTRAINT = re.compile(r"(?:D1_ERROR: )?.*: SQLITE_CONSTRAINT(?: \(extended: \w+\))?", re.DOTALL)
+# SQL, type and limit errors: D1 says that the statement did not run.
+_REFUSED = re.compile(
+    r"(?:D1_ERROR: )?.*: SQLITE_(?:ERROR|TOOBIG|AUTH|MISMATCH|RANGE)(?: .*)?"
+    r"|D1_(?:TYPE_ERROR|COLUMN_NOTFOUND|EXEC_ERROR).*"
+    r"|(?:D1_ERROR: )?D1 DB is overloaded\. Requests queued for too long\."
+    r"|(?:D1_ERROR: )?D1 DB is overloaded\. Too many requests queued\."
+    r"|(?:D1_ERROR: )?Cannot resolve D1 DB due to transient issue on remote node\.",
+    re.DOTALL,
+)
+_CAUSES_MAX = 8
+
+
+def classify(messages: Sequence[str]) -> errors.StorageError:
+    """What a failure means, from its message and those of its causes, outermost first.
+
+    A missing table is believed only from the root of the chain (contracts 1.1): further out
+    such a text is a quotation. Other refusals must be said at both ends of the chain. What is
+    not known to have been refused is Unknown.
+    """
+    message, root = messages[0], messages[-1]
+    if missing := _MISSING.fullmatch(root):
+        return errors.MissingTable(message, missing[1])
+    if _CONSTRAINT.fullmatch(message) and _CONSTRAINT.fullmatch(root):
+        return errors.ConstraintFailed(message)
+    if _MISSING_COLUMN.fullmatch(message) and _MISSING_COLUMN.fullmatch(root):
+        return errors.MissingColumn(message)
+    if _REFUSED.fullmatch(message) and _REFUSED.fullmatch(root):
+        return errors.Refused(message)
+    return errors.Unknown(message)
+
+
+def messages(failure: BaseException) -> list[str]:
+    """The messages of a JavaScript error and its causes, outermost first; cycle-safe.
+
+    A chain that is longer than is looked at has no known root: it ends in an empty message.
+    """
+    found: list[str] = []
+    link: Any = failure
+    while isinstance(message := getattr(link, "message", None), str):
+        if len(found) == _CAUSES_MAX:
+            return [*found, ""]
+        found.append(message)
+        link = getattr(link, "cause", None)
+    return found or [str(failure)]

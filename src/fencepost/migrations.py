@@ -1,0 +1,157 @@
+"""The earlier shapes of the tables, and how they become the present one.
+
+SQLite cannot add a CHECK to a table that exists, so a migration rebuilds it: create, copy, drop,
+rename. Every earlier shape goes straight to the present one, in one batch. A digest and its
+columns are history and never change; `tests/schemas` holds a database of each shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fencepost import schema
+from fencepost.d1 import Statement
+from fencepost.shape import table, tokens
+
+
+class Earlier(NamedTuple):
+    """A shape that a table once had: `shape.digest` of its DDL, and its columns, all kept.
+
+    `fills`: for each column that came later and may not be NULL, the SQL expression that old
+    rows get; every other new column is NULL in them, or has its DEFAULT.
+    """
+
+    table: str
+    digest: str
+    columns: tuple[str, ...]
+    fills: tuple[tuple[str, str], ...] = ()
+
+
+_FENCE_1 = Earlier(
+    "fencepost_fence",
+    "e9b7eba087566ed28ebf8af4e99f44fbd43e3f7a3f50b79c0cf20a28e01124ff",
+    ("id", "state", "revision", "proof_key", "proof_run_id", "updated_at_ms"),
+)
+
+_RUNS_1 = Earlier(
+    "fencepost_runs",
+    "de69580d709365c73f9881f8fff09a12252e96312955a2ea817df0ba56e28d2b",
+    (
+        *("run_id", "principal_kind", "principal_id", "target_kind", "target_id", "thread_id"),
+        *("status", "owner_host_id", "owner_pid", "owner_nonce", "generation"),
+        *("heartbeat_at_ms", "lease_ms", "lease_expires_at_ms"),
+        *("claim_host_id", "claim_pid", "claim_nonce", "claimed_at_ms"),
+        *("cancel_requested_at_ms", "cancel_acknowledged_at_ms"),
+        *("parent_run_id", "lineage_id", "lineage_round", "head_sequence", "head_hash"),
+        *("write_token", "updated_at_ms", "created_at_ms", "started_at_ms", "finished_at_ms"),
+    ),
+)
+
+# Before subjects there was no run that a second key could join.
+_RESERVATIONS_1 = Earlier(
+    "fencepost_reservations",
+    "e1247e816cedd3ac7a680568fa8ae609294f787d6f7c77d38b7e623451ea2044",
+    (
+        *("key", "owner_kind", "owner_id", "target_kind", "target_id", "thread_id"),
+        *("fingerprint", "run_id", "state", "attempt", "claim_nonce", "outcome"),
+        *("created_at_ms", "updated_at_ms"),
+    ),
+    fills=(("joined", "0"),),
+)
+
+_RUNS_3 = Earlier(
+    "fencepost_runs",
+    "04b371889875572be935494d280494f5cf9a956f100dc7918c360ab511cfe183",
+    (
+        *("run_id", "principal_kind", "principal_id", "target_kind", "target_id", "thread_id"),
+        *("status", "owner_host_id", "owner_pid", "owner_nonce", "generation"),
+        *("heartbeat_at_ms", "lease_ms", "lease_expires_at_ms"),
+        *("claim_host_id", "claim_pid", "claim_nonce", "claimed_at_ms", "claim_heartbeat_at_ms"),
+        *("cancel_requested_at_ms", "cancel_acknowledged_at_ms"),
+        *("parent_run_id", "lineage_id", "lineage_round", "head_sequence", "head_hash"),
+        *("write_token", "updated_at_ms", "created_at_ms", "started_at_ms", "finished_at_ms"),
+    ),
+)
+
+# Before its token, an event was known by its hash.
+_EVENTS_1 = Earlier(
+    "fencepost_events",
+    "c01daac8344c47ed3004c0c9ecc44aeebfd30379b416e45140fcbb583e61b016",
+    ("run_id", "sequence", "type", "payload", "prior_hash", "hash", "created_at_ms"),
+    fills=(("write_token", "''"),),
+)
+
+# The shapes that databases have had, oldest first: which of their tables are not as today's.
+# A table that came later is simply missing there; indexes go with their table.
+MIGRATIONS = {
+    "1-starts": (_FENCE_1, _RESERVATIONS_1, _RUNS_1, _EVENTS_1),
+    "2-operators": (_RESERVATIONS_1, _RUNS_1, _EVENTS_1),
+    "3-ownership": (_RESERVATIONS_1, _RUNS_3, _EVENTS_1),
+    "4-history": (_EVENTS_1,),
+}
+
+EARLIER = {earlier.digest: earlier for shape in MIGRATIONS.values() for earlier in shape}
+
+DDL = {tokens(ddl)[2]: ddl for ddl in schema.STATEMENTS if tokens(ddl)[1] == "table"}
+INDEXES = {tokens(ddl)[2]: ddl for ddl in schema.STATEMENTS if tokens(ddl)[1] == "index"}
+
+# Decides: the table is still as it was when the migration was chosen. If not, malformed JSON
+# takes the whole batch back: somebody else migrated it first.
+_STILL = """
+SELECT json(CASE WHEN (SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?1) = ?2
+  THEN '{}' ELSE 'moved' END)
+"""
+
+
+def statements(earlier: Earlier, stored: str) -> list[Statement]:
+    """Rebuilds a table whose kept SQL is `stored`. Indexes and triggers of it are dropped."""
+    still = Statement(_STILL, (earlier.table, stored))
+    return [still, *(Statement(sql) for sql in _rebuild(earlier))]
+
+
+def _rebuild(earlier: Earlier) -> list[str]:
+    name = earlier.table
+    into = ", ".join([*earlier.columns, *(column for column, _ in earlier.fills)])
+    values = ", ".join([*earlier.columns, *(expression for _, expression in earlier.fills)])
+    created = DDL[name].replace(f"TABLE IF NOT EXISTS {name}", f"TABLE {name}_next", 1)
+    return [
+        created,
+        f"INSERT INTO {name}_next ({into}) SELECT {values} FROM {name}",
+        f"DROP TABLE {name}",
+        f"ALTER TABLE {name}_next RENAME TO {name}",
+    ]
+
+
+def lacking(names: Iterable[str]) -> list[str]:
+    """The tables and indexes of this build that are not among the names."""
+    found = set(names)
+    return [name for name in (*DDL, *INDEXES) if name not in found]
+
+
+def as_sql_files() -> dict[str, str]:
+    """The texts of `schema/migrate-<shape>.sql`, for a database too large for one request.
+
+    Each file refuses, as a whole, a database of another shape.
+    """
+    return {f"schema/migrate-{shape}.sql": _as_sql(MIGRATIONS[shape]) for shape in MIGRATIONS}
+
+
+def _as_sql(shape: Iterable[Earlier]) -> str:
+    parts = []
+    for earlier in shape:
+        columns = ",".join(earlier.columns)
+        still = (
+            "SELECT json(CASE WHEN (SELECT group_concat(name) FROM "
+            f"pragma_table_info('{earlier.table}'))\n  = '{columns}'\n"
+            "  THEN '{}' ELSE 'another shape' END)"
+        )
+        parts += [still, *_rebuild(earlier)]
+    return "".join(f"{sql};\n\n" for sql in parts) + schema.as_sql_file()
+
+
+def columns_of(name: str) -> tuple[str, ...]:
+    """The columns of a table as this build knows it."""
+    known = table(DDL[name])
+    assert known is not None
+    return tuple(known.columns)

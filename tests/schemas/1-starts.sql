@@ -1,0 +1,170 @@
+-- The tables of commit c27354d, with a few rows. History: never edited.
+
+CREATE TABLE IF NOT EXISTS fencepost_fence (
+  id TEXT PRIMARY KEY CHECK (id = 'deployment'),
+  -- No CHECK on the values of state: a newer build may know more of them, and a build that
+  -- does not know one must find it here and stay closed.
+  state TEXT NOT NULL,
+  revision INTEGER NOT NULL DEFAULT 0 CHECK (revision BETWEEN 0 AND 9007199254740991),
+  proof_key TEXT,
+  proof_run_id TEXT,
+  updated_at_ms INTEGER NOT NULL,
+  CHECK ((state = 'proof-only') = (proof_key IS NOT NULL)),
+  CHECK (proof_run_id IS NULL OR proof_key IS NOT NULL)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS fencepost_reservations (
+  key TEXT PRIMARY KEY CHECK (length(key) BETWEEN 1 AND 200),
+  owner_kind TEXT NOT NULL CHECK (owner_kind IN ('human', 'service', 'agent', 'system')),
+  owner_id TEXT NOT NULL CHECK (length(owner_id) BETWEEN 1 AND 200),
+  target_kind TEXT NOT NULL CHECK (target_kind IN ('workflow', 'agent')),
+  target_id TEXT NOT NULL,
+  thread_id TEXT,
+  fingerprint TEXT NOT NULL CHECK (length(fingerprint) = 64),
+  run_id TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('reserved', 'started', 'terminal')),
+  attempt INTEGER NOT NULL CHECK (attempt >= 1),
+  -- Names the attempt that holds the claim.
+  claim_nonce TEXT,
+  -- How the run ended, once terminal.
+  outcome TEXT,
+  created_at_ms INTEGER NOT NULL,
+  updated_at_ms INTEGER NOT NULL CHECK (updated_at_ms >= created_at_ms),
+  CHECK ((target_kind = 'agent') = (thread_id IS NOT NULL)),
+  CHECK (state <> 'reserved' OR claim_nonce IS NULL),
+  CHECK (state <> 'started' OR claim_nonce IS NOT NULL),
+  CHECK (outcome IS NULL OR state = 'terminal')
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX IF NOT EXISTS fencepost_reservations_unsettled
+ON fencepost_reservations (run_id) WHERE state <> 'terminal';
+
+CREATE INDEX IF NOT EXISTS fencepost_reservations_terminal
+ON fencepost_reservations (run_id) WHERE state = 'terminal';
+
+CREATE TABLE IF NOT EXISTS fencepost_runs (
+  run_id TEXT PRIMARY KEY CHECK (length(run_id) BETWEEN 1 AND 200),
+  principal_kind TEXT NOT NULL CHECK (principal_kind IN ('human', 'service', 'agent', 'system')),
+  principal_id TEXT NOT NULL,
+  target_kind TEXT NOT NULL CHECK (target_kind IN ('workflow', 'agent')),
+  target_id TEXT NOT NULL,
+  thread_id TEXT,
+  status TEXT NOT NULL CHECK (
+    status IN ('pending', 'running', 'suspended', 'completed', 'failed', 'cancelled')),
+  owner_host_id TEXT,
+  owner_pid INTEGER CHECK (owner_pid BETWEEN 0 AND 9007199254740991),
+  owner_nonce TEXT,
+  -- The fencing token: +1 at every grant of ownership, never reused.
+  generation INTEGER NOT NULL CHECK (generation >= 0),
+  heartbeat_at_ms INTEGER,
+  -- The run's own lease length; the lease itself ends at lease_expires_at_ms.
+  lease_ms INTEGER NOT NULL CHECK (lease_ms BETWEEN 1000 AND 3600000),
+  lease_expires_at_ms INTEGER,
+  claim_host_id TEXT,
+  claim_pid INTEGER CHECK (claim_pid BETWEEN 0 AND 9007199254740991),
+  claim_nonce TEXT,
+  claimed_at_ms INTEGER,
+  cancel_requested_at_ms INTEGER,
+  cancel_acknowledged_at_ms INTEGER,
+  parent_run_id TEXT,
+  lineage_id TEXT,
+  lineage_round INTEGER CHECK (lineage_round BETWEEN 0 AND 9007199254740991),
+  -- The last event of the run's history; its hash chains all events before it.
+  head_sequence INTEGER NOT NULL CHECK (head_sequence >= 1),
+  head_hash TEXT NOT NULL CHECK (length(head_hash) = 64),
+  -- Names the last write to this row; minted for each attempt to write.
+  write_token TEXT NOT NULL,
+  -- When that write happened; the other rows of its batch take their time from here.
+  updated_at_ms INTEGER NOT NULL,
+  created_at_ms INTEGER NOT NULL,
+  started_at_ms INTEGER,
+  finished_at_ms INTEGER,
+  CHECK ((target_kind = 'agent') = (thread_id IS NOT NULL)),
+  CHECK ((status = 'running') = (owner_host_id IS NOT NULL)),
+  CHECK ((owner_host_id IS NULL) = (owner_pid IS NULL)),
+  CHECK ((owner_host_id IS NULL) = (owner_nonce IS NULL)),
+  CHECK ((owner_host_id IS NULL) = (heartbeat_at_ms IS NULL)),
+  CHECK ((owner_host_id IS NULL) = (lease_expires_at_ms IS NULL)),
+  CHECK ((claim_host_id IS NULL) = (claim_pid IS NULL)),
+  CHECK ((claim_host_id IS NULL) = (claim_nonce IS NULL)),
+  CHECK ((claim_host_id IS NULL) = (claimed_at_ms IS NULL)),
+  CHECK ((status IN ('completed', 'failed', 'cancelled')) = (finished_at_ms IS NOT NULL)),
+  CHECK (claim_host_id IS NULL OR finished_at_ms IS NULL),
+  CHECK (cancel_acknowledged_at_ms IS NULL OR cancel_requested_at_ms IS NOT NULL),
+  CHECK ((lineage_id IS NULL) = (lineage_round IS NULL))
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX IF NOT EXISTS fencepost_runs_by_principal
+ON fencepost_runs (principal_kind, principal_id, run_id);
+
+CREATE INDEX IF NOT EXISTS fencepost_runs_by_status
+ON fencepost_runs (status, principal_kind, principal_id, run_id);
+
+CREATE INDEX IF NOT EXISTS fencepost_runs_by_lineage
+ON fencepost_runs (lineage_id, lineage_round, run_id) WHERE lineage_id IS NOT NULL;
+
+CREATE TABLE IF NOT EXISTS fencepost_snapshots (
+  run_id TEXT PRIMARY KEY,
+  state TEXT NOT NULL CHECK (json_valid(state)),
+  result TEXT CHECK (json_valid(result))
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS fencepost_events (
+  run_id TEXT NOT NULL,
+  sequence INTEGER NOT NULL CHECK (sequence >= 1),
+  type TEXT NOT NULL,
+  payload TEXT NOT NULL CHECK (json_valid(payload)),
+  prior_hash TEXT NOT NULL CHECK (length(prior_hash) = 64),
+  hash TEXT NOT NULL CHECK (length(hash) = 64),
+  created_at_ms INTEGER NOT NULL,
+  PRIMARY KEY (run_id, sequence)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS fencepost_ownership (
+  run_id TEXT NOT NULL,
+  sequence INTEGER NOT NULL CHECK (sequence >= 1),
+  type TEXT NOT NULL CHECK (type IN ('claimed', 'activated', 'released', 'stolen', 'expired')),
+  owner_host_id TEXT NOT NULL,
+  owner_pid INTEGER NOT NULL,
+  owner_nonce TEXT NOT NULL,
+  generation INTEGER NOT NULL CHECK (generation >= 0),
+  granted_at_ms INTEGER,
+  write_token TEXT NOT NULL,
+  at_ms INTEGER NOT NULL,
+  PRIMARY KEY (run_id, sequence)
+) STRICT, WITHOUT ROWID;
+
+INSERT INTO fencepost_reservations VALUES ('old-running', 'service', 'alice', 'workflow', 'charge', NULL, 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 'run-1', 'started', 1, 'token-1', NULL, 1000, 2000);
+INSERT INTO fencepost_reservations VALUES ('old-ended', 'service', 'alice', 'agent', 'writer', 'thread-1', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 'run-2', 'terminal', 2, 'token-2', 'completed', 1000, 2000);
+INSERT INTO fencepost_reservations VALUES ('old-released', 'service', 'alice', 'workflow', 'charge', NULL, 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 'run-3', 'reserved', 2, NULL, NULL, 1000, 2000);
+
+INSERT INTO fencepost_runs (run_id, principal_kind, principal_id, target_kind, target_id, thread_id,
+  status, owner_host_id, owner_pid, owner_nonce, generation, heartbeat_at_ms, lease_ms,
+  lease_expires_at_ms, head_sequence, head_hash, write_token, updated_at_ms, created_at_ms,
+  started_at_ms, finished_at_ms, parent_run_id, lineage_id, lineage_round, cancel_requested_at_ms)
+VALUES
+  ('run-1', 'service', 'alice', 'workflow', 'charge', NULL,
+   'running', 'host', 7, 'nonce', 4, 1500, 30000,
+   9007199254740991, 1, 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 'token-1', 1500, 1000, 1000, NULL, NULL, NULL, NULL, 1400),
+  ('run-2', 'service', 'alice', 'agent', 'writer', 'thread-1',
+   'completed', NULL, NULL, NULL, 2, NULL, 60000,
+   NULL, 1, 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 'token-2', 2000, 1000, 1000, 2000, 'run-1', 'line', 2, NULL),
+  ('run-3', 'service', 'alice', 'workflow', 'charge', NULL,
+   'pending', NULL, NULL, NULL, 1, NULL, 1000,
+   NULL, 1, 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 'token-3', 2000, 1000, NULL, NULL, NULL, NULL, NULL, NULL);
+
+INSERT INTO fencepost_snapshots VALUES
+  ('run-1', '{"cents": 500, "note": "it''s 5 €"}', NULL),
+  ('run-2', '"\ud83d\ude00"', '{"ok": true}'),
+  ('run-3', 'null', NULL);
+
+INSERT INTO fencepost_events VALUES
+  ('run-1', 1, 'run-created', '{}', '0000000000000000000000000000000000000000000000000000000000000000', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 1000),
+  ('run-2', 1, 'run-created', '{}', '0000000000000000000000000000000000000000000000000000000000000000', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 1000),
+  ('run-3', 1, 'run-created', '{}', '0000000000000000000000000000000000000000000000000000000000000000', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 1000);
+
+INSERT INTO fencepost_ownership VALUES
+  ('run-1', 1, 'activated', 'host', 7, 'nonce', 1, 1000, 'token-1', 1000),
+  ('run-2', 1, 'activated', 'host', 7, 'other', 1, 1000, 'token-2', 1000);
+
+INSERT INTO fencepost_fence VALUES ('deployment', 'open', 3, NULL, NULL, 1000);
