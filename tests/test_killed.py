@@ -183,6 +183,7 @@ def kill_at_random(runner: Runner, fleet: Fleet, working: list[Future[None]], se
     return kills
 
 
+@pytest.mark.soak
 def test_a_worker_killed_30_times_loses_no_run_and_starts_none_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
