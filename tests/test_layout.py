@@ -16,8 +16,8 @@ MAY_TOUCH_JAVASCRIPT = {"d1.py", "routes.py", "entry.py"}
 ORDER = [
     *("limits", "identifiers", "problems", "errors", "failures", "d1", "commit", "run_tables"),
     *("schema", "shape", "migrations", "schema_guard", "audit", "fence"),
-    *("journal", "reservation", "runs", "machines", "projection", "snapshot", "transition"),
-    *("events", "subjects", "ownership", "claims", "bindings", "operations", "leases"),
+    *("journal", "reservation", "runs", "machines", "projection", "snapshot", "ownership"),
+    *("transition", "events", "subjects", "claims", "bindings", "operations", "leases"),
     *("lineage", "cancellation", "release", "resolve", "retention", "decision", "starts"),
     *("strictjson", "exchange", "auth", "body", "nouns", "wire", "shapes", "inventory"),
     *("answers", "handlers", "history_handlers", "delivery_handlers", "operation_handlers"),

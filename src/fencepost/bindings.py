@@ -154,7 +154,7 @@ def bind_statements(
     for binding in bindings:
         last = events[-1].head if events else head
         events.append(journal.next_event(last, "delivery-bound", binding.as_json()))
-    who = (owner.host_id, owner.pid, owner.nonce)
+    who = owner.columns
     last, places = events[-1].head, _rows_json(bindings)
     heads = (head.hash, last.sequence, last.hash, head.sequence)
     return [

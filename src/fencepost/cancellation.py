@@ -79,7 +79,7 @@ async def acknowledge(
 
     Losses, in order: fence_lost, cancel_not_requested, already_acknowledged. Raises Fenced.
     """
-    who, token = (owner.host_id, owner.pid, owner.nonce), mint_token()
+    who, token = owner.columns, mint_token()
     statements = [Statement(_ACKNOWLEDGE, (run_id, *scope(viewer), token, *who, now_ms))]
     won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
     if won:

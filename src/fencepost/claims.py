@@ -41,7 +41,7 @@ async def claim(
     Losses, in order: already_claimed, heartbeat_fresh, snapshot_changed.
     """
     token = mint_token()
-    values = (run_id, *scope(viewer), token, *_who(owner), lease_ms, now_ms)
+    values = (run_id, *scope(viewer), token, *owner.columns, lease_ms, now_ms)
     statements = [
         Statement(_CLAIM, values),
         fact_statement(run_id, token, "claimed", owner, "now"),
@@ -85,7 +85,7 @@ async def steal(
         _, run, _ = await verb(db, [], "", run_id, viewer, now_ms)
         return Outcome.LIVENESS_UNCONFIRMED, run
     token, expected = mint_token(), evidence.expected_owner
-    values = (run_id, *scope(viewer), token, *_who(owner), *_who(expected), now_ms)
+    values = (run_id, *scope(viewer), token, *owner.columns, *expected.columns, now_ms)
     statements = [
         Statement(_STEAL, values),
         fact_statement(run_id, token, "stolen", owner, "now"),
@@ -148,7 +148,7 @@ async def activate(
     Losses, in order: claim_lost; snapshot_changed, which also lets go of the claim.
     """
     granted, changed = mint_token(), mint_token()
-    who, mine = (run_id, *scope(viewer)), _who(owner)
+    who, mine = (run_id, *scope(viewer)), owner.columns
     statements = [
         Statement(_ACTIVATE, (*who, granted, *mine, now_ms)),
         Statement(_ABANDON, (*who, changed, *mine, now_ms)),
@@ -174,7 +174,7 @@ async def abandon(
     """Let go of one's claim. One round trip. Loss: claim_lost."""
     token = mint_token()
     statements = [
-        Statement(_ABANDON, (run_id, *scope(viewer), token, *_who(owner), now_ms)),
+        Statement(_ABANDON, (run_id, *scope(viewer), token, *owner.columns, now_ms)),
         fact_statement(run_id, token, "released", owner, "claim"),
     ]
     won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
@@ -213,7 +213,7 @@ async def recover(
         return Outcome.LIVENESS_UNCONFIRMED, run
     token, dead = mint_token(), evidence.expected_owner
     statements = [
-        Statement(_RECOVER, (run_id, *scope(viewer), token, *_who(dead), now_ms)),
+        Statement(_RECOVER, (run_id, *scope(viewer), token, *dead.columns, now_ms)),
         fact_statement(run_id, token, "expired", dead, "claim"),
     ]
     won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
@@ -222,7 +222,3 @@ async def recover(
     gate.require_existing_run(run_id)
     changed = run.claim is None or run.claim.owner != dead
     return (Outcome.CLAIM_CHANGED if changed else Outcome.CLAIM_FRESH), run
-
-
-def _who(owner: Owner) -> tuple[str, int, str]:
-    return owner.host_id, owner.pid, owner.nonce

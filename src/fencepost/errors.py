@@ -192,3 +192,7 @@ class StorageUnreadable(StorageError):
 
     CODE = "STORAGE_UNREADABLE"
     DETAIL = "The database could not be read; nothing was written."
+
+
+# What a start and a fence transition answer by bringing the schema forward.
+NOT_READY = (MissingTable, MissingColumn, SchemaBehind)

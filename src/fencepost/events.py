@@ -118,7 +118,7 @@ async def _attempt(
 ) -> tuple[Outcome, Run, Event | None]:
     token, owner = mint_token(), addition.owner
     event = journal.next_event(head, addition.type, addition.payload)
-    who = (None, None, None) if owner is None else (owner.host_id, owner.pid, owner.nonce)
+    who = (None, None, None) if owner is None else owner.columns
     chain = (event.sequence, event.hash, head.hash)
     statements = [
         Statement(_MOVE_HEAD, (run_id, *scope(viewer), token, *chain, *who, now_ms)),

@@ -241,7 +241,7 @@ async def transition(
     try:
         await db.ready(creating=True)
         written = await commit.write(db, intent)
-    except (errors.MissingTable, errors.MissingColumn, errors.SchemaBehind):
+    except errors.NOT_READY:
         gate = await read(db)
         if gate.state is not command.expected or command.revision not in (None, gate.revision):
             return _converged(command, gate), gate

@@ -12,7 +12,7 @@ from fencepost import errors
 from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal
 from fencepost.runs import Run
-from fencepost.snapshot import VISIBLE, not_found
+from fencepost.snapshot import VISIBLE, not_found, scope
 
 # The lineage of the run in ?1, as its viewer may see it. One row, or none.
 ROOT = f"""
@@ -54,7 +54,7 @@ async def page(
 
     `after` is (round, run id) of the last one seen; the round of the run L itself is −1.
     """
-    values = (run_id, *_scope(viewer))
+    values = (run_id, *scope(viewer))
     try:
         exists, members = await db.read(
             [
@@ -67,10 +67,6 @@ async def page(
     if not exists.rows:
         raise not_found()
     return [Run.from_row(row) for row in members.rows][:limit]
-
-
-def _scope(viewer: Principal | None) -> tuple[str | None, str | None]:
-    return (None, None) if viewer is None else (viewer.kind, viewer.id)
 
 
 LATEST_ID = f"""
@@ -88,7 +84,7 @@ WHERE run_id = ({LATEST_ID})
 
 def latest_statement(run_id: str, viewer: Principal | None) -> Statement:
     """The last round of the lineage of a run: one row or none, for `Run.from_row`."""
-    return Statement(_LATEST, (run_id, *_scope(viewer)))
+    return Statement(_LATEST, (run_id, *scope(viewer)))
 
 
 async def latest(db: Database, run_id: str, viewer: Principal | None) -> Run:

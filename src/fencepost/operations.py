@@ -134,7 +134,7 @@ class Step(NamedTuple):
     @property
     def params(self) -> tuple[str | int | None, ...]:
         """?1 to ?7 of every write."""
-        who = (self.owner.host_id, self.owner.pid, self.owner.nonce)
+        who = self.owner.columns
         return (self.run_id, *scope(self.viewer), *who, self.id)
 
 

@@ -99,11 +99,11 @@ async def own(
     `lease_ms` None keeps the run's own. Losses, in order: already_claimed, heartbeat_fresh,
     evidence_required, snapshot_changed. Raises NotFound and Fenced.
     """
-    token, who = mint_token(), (owner.host_id, owner.pid, owner.nonce)
+    token, who = mint_token(), owner.columns
     proof: tuple[str | int | None, ...] = (None, None, None, None)
     if evidence is not None:
         expected = evidence.expected_owner
-        proof = (evidence.kind, expected.host_id, expected.pid, expected.nonce)
+        proof = (evidence.kind, *expected.columns)
     statements = [
         Statement(_GRANT_FACTS, (run_id, *scope(viewer), *who, *proof, token, now_ms)),
         Statement(_GRANT, (run_id, token, *who, lease_ms)),
@@ -155,7 +155,7 @@ async def heartbeat(
 
     `lease_ms` becomes the run's own; None keeps it. Loss: fence_lost. Raises NotFound, Fenced.
     """
-    who, token = (owner.host_id, owner.pid, owner.nonce), mint_token()
+    who, token = owner.columns, mint_token()
     statements = [Statement(_HEARTBEAT, (run_id, *scope(viewer), *who, lease_ms, token, now_ms))]
     won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
     if won:
@@ -232,7 +232,7 @@ def fact_statement(
     grant: Literal["now", "claim"] | None,
 ) -> Statement:
     """One fact, for the write named by `token`."""
-    who = (owner.host_id, owner.pid, owner.nonce)
+    who = owner.columns
     return Statement(_FACT, (run_id, token, type, *who, grant))
 
 

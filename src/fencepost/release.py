@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fencepost import commit, errors, journal, limits, reservation, snapshot, transition
+from fencepost import commit, errors, journal, limits, reservation, snapshot
 from fencepost.d1 import NOW_MS, Database, Result, Statement
 from fencepost.identifiers import Principal, mint_token
+from fencepost.ownership import fact_statement
 from fencepost.reservation import Reservation, ReservationState
 from fencepost.runs import Outcome, Owner, Run
 
@@ -91,14 +92,14 @@ def _loss(held: Reservation, run: Run | None, owner: Owner) -> Outcome | None:
 def _write(held: Reservation, run: Run, owner: Owner, now_ms: int | None) -> commit.Write:
     token = mint_token()
     event = journal.next_event(run.head, "run-released", {"attempt": held.attempt})
-    who = (owner.host_id, owner.pid, owner.nonce)
+    who = owner.columns
     values = (held.key, run.run_id, token, *who)
     chain = (event.sequence, event.hash, run.head.hash, now_ms)
     statements = [
         Statement(_RELEASE_RUN, (*values, *chain)),
         reservation.release_statement(held.key, run.run_id, token),
         journal.append_statement(run.run_id, token, event),
-        transition.released_statement(run.run_id, token, owner),
+        fact_statement(run.run_id, token, "released", owner, None),
     ]
     reads = [reservation.read_statement(held.key), snapshot.read_by_key(held.key, now_ms)]
     return commit.Write(statements, reads, commit.run_receipt(run.run_id, token, event.sequence))

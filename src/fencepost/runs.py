@@ -102,6 +102,11 @@ class Owner:
     pid: int
     nonce: str
 
+    @property
+    def columns(self) -> tuple[str, int, str]:
+        """Its three columns, in the order in which every statement takes them."""
+        return self.host_id, self.pid, self.nonce
+
 
 @dataclass(frozen=True, slots=True)
 class Lineage:

@@ -64,7 +64,7 @@ def create_statements(start: Start, run_id: str, token: str) -> list[Statement]:
     event = _created_event(start, run_id)
     owner, lineage = start.owner, start.lineage
     rounds = (None, None) if lineage is None else (lineage.id, lineage.round)
-    run = (start.key, token, owner.host_id, owner.pid, owner.nonce, start.lease_ms)
+    run = (start.key, token, *owner.columns, start.lease_ms)
     head = (event.sequence, event.hash, run_id, *machines.start_of(start.machine))
     return [
         Statement(_CREATE_RUN, (*run, start.parent_run_id, *rounds, *head)),
@@ -170,7 +170,7 @@ def _restart_statements(start: Start, seen: Seen, token: str) -> list[Statement]
         return create_statements(start, held.run_id, token)
     payload = {"attempt": held.attempt}
     event = journal.next_event(run.head, "run-restarted", payload)
-    who = (owner.host_id, owner.pid, owner.nonce, start.lease_ms)
+    who = (*owner.columns, start.lease_ms)
     values = (start.key, token, *who, event.sequence, event.hash, run.run_id, run.head.hash)
     return [
         Statement(_RESTART, values),
@@ -219,9 +219,6 @@ async def start(
     return decision, seen
 
 
-_NOT_READY = (errors.MissingTable, errors.MissingColumn, errors.SchemaBehind)
-
-
 async def _start_not_ready(
     db: Database, start: Start, intent: Intent, token: str, now_ms: int | None
 ) -> Seen:
@@ -246,7 +243,7 @@ async def _start(
     try:
         await db.ready(creating=True)
         seen = await _start_new(db, start, intent, token, now_ms)
-    except _NOT_READY:
+    except errors.NOT_READY:
         seen = await _start_not_ready(db, start, intent, token, now_ms)
     decision = decide(start, intent, seen)
     for _ in range(limits.RACE_ATTEMPTS_MAX):

@@ -154,7 +154,7 @@ async def bind_change(
     for _ in range(limits.RACE_ATTEMPTS_MAX):
         token = mint_token()
         event = journal.next_event(head, "change-bound", {"change": change})
-        who = (owner.host_id, owner.pid, owner.nonce)
+        who = owner.columns
         chain = (event.sequence, event.hash, head.hash, name, now_ms)
         statements = [
             Statement(_BIND, (run_id, *scope(viewer), token, *who, *chain)),

@@ -11,6 +11,7 @@ from fencepost.fence import Fence
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
 from fencepost.machines import Move
+from fencepost.ownership import fact_statement
 from fencepost.runs import TERMINAL, Outcome, Owner, Run, RunStatus
 from fencepost.snapshot import VISIBLE, contended, read, scope, verb
 
@@ -83,21 +84,6 @@ WHERE run_id = ?1
   AND EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2)
 """
 
-# The owner let go: guarded by the token of the write that left `running`.
-_RELEASED = """
-INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
-  generation, granted_at_ms, write_token, at_ms)
-SELECT run_id,
-  1 + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = ?1), 0),
-  'released', ?3, ?4, ?5, generation, NULL, ?2, updated_at_ms
-FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2
-"""
-
-
-def released_statement(run_id: str, token: str, owner: Owner) -> Statement:
-    """The ownership fact of an owner that let go of its run."""
-    return Statement(_RELEASED, (run_id, token, owner.host_id, owner.pid, owner.nonce))
-
 
 def transition_statements(
     run_id: str,
@@ -109,7 +95,7 @@ def transition_statements(
 ) -> list[Statement]:
     """The transition and all that goes with it; the first returns one row if it won."""
     owner, event = change.owner, change.event(head)
-    who = (owner.host_id, owner.pid, owner.nonce)
+    who = owner.columns
     values = (run_id, *scope(viewer), change.to, *who, head.hash, change.cancel_requested)
     move = (None, None) if change.move is None else (change.move.to, change.move.code)
     machine = (machines.admitting_json(change.to, change.move), *move)
@@ -121,7 +107,7 @@ def transition_statements(
         texts = (change.state_json, change.result_json)
         statements.append(Statement(_WRITE_SNAPSHOT, (run_id, token, *texts)))
     if change.to is not RunStatus.RUNNING:
-        statements.append(released_statement(run_id, token, owner))
+        statements.append(fact_statement(run_id, token, "released", owner, None))
     if change.to in TERMINAL:
         statements.append(reservation.settle_statement(run_id, token, change.to))
     return statements
