@@ -47,7 +47,14 @@ class Caller:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def ask(self, request: Request, rng: Random, *, faulty: bool = True) -> Answer:
+    async def ask(
+        self,
+        request: Request,
+        rng: Random,
+        *,
+        faulty: bool = True,
+        fenced_tries: int = FENCED_TRIES,
+    ) -> Answer:
         """Raises Stopped at the end of the soak."""
         unsure, fenced = False, 0
         while not self.stopped:
@@ -56,7 +63,7 @@ class Caller:
             unsure |= may_have_landed
             if answer is not None and answer.code == "EXECUTION_FENCED":
                 fenced += 1
-                if fenced < FENCED_TRIES:
+                if fenced < fenced_tries:
                     await asyncio.sleep(FENCED_RETRY_AFTER_S)
                     continue
             if answer is not None and answer.code not in {*FAULTY, "CONTENDED"}:

@@ -140,6 +140,12 @@ def no_lease_was_cut_short(db: sqlite3.Connection, history: History) -> Iterator
                     yield f"{run_id}: stolen at {theft['at_ms']}, within {lease}"
 
 
+_ACTIVATED = """
+SELECT run_id, generation, owner_host_id, owner_pid, owner_nonce
+FROM fencepost_ownership WHERE type = 'activated'
+"""
+
+
 def owners_are_kept(db: sqlite3.Connection, history: History) -> Iterator[str]:
     """The owner that was told of a generation is the one whose activation is on record."""
     for run_id, told, rows in _present(db, history, _ACTIVATED):
@@ -148,11 +154,6 @@ def owners_are_kept(db: sqlite3.Connection, history: History) -> Iterator[str]:
             if stored.get(generation) != owner:
                 yield f"{run_id}: generation {generation} is {stored.get(generation)}, not {owner}"
 
-
-_ACTIVATED = """
-SELECT run_id, generation, owner_host_id, owner_pid, owner_nonce
-FROM fencepost_ownership WHERE type = 'activated'
-"""
 
 INVARIANTS = (
     runs_are_kept,

@@ -32,6 +32,7 @@ async def guard_the_fence(actor: Actor) -> None:
             if next == "proof-only":
                 await _prove(actor)
             if next != "open":
+                await _knock(actor)
                 await asyncio.sleep(actor.rng.uniform(*CLOSED_S))
 
 
@@ -50,6 +51,28 @@ async def _move(actor: Actor, expected: str, next: str) -> None:
         return
     proof = answer.body["proof_key"], answer.body["proof_run_id"]
     history.closed = Closed(answer.body["state"], history.tick(), *proof)
+
+
+async def _knock(actor: Actor) -> None:
+    """Work of every class, sent while the fence is closed; the witness judges what it lets in."""
+    owner, job = actor.new_owner(), actor.world.live_job(actor.rng)
+    start: Json = {"target": {"kind": "workflow", "id": "late"}, "owner": owner}
+    knocks = [Request("POST", "/v1/starts", start, key=actor.new("late"))]
+    if job is not None:
+        held: Json = {"owner": job.run["owner"] or owner}
+        bodies: dict[str, Json] = {
+            "heartbeat": held,
+            "transition": {**held, "to": "running"},
+            "operations/knock/acquire": {**held, "ttl_ms": 50},
+            "events": {"type": "knocked"},
+            "claim": {"owner": owner},
+            "own": {"owner": owner},
+        }
+        for verb in ("heartbeat", actor.rng.choice(list(bodies))):
+            path, may = f"/v1/runs/{job.run_id}/{verb}", actor.gone(job)
+            knocks.append(Request("POST", path, bodies[verb], job.token, may=may))
+    asked = [actor.caller.ask(knock, actor.rng, fenced_tries=1) for knock in knocks]
+    await asyncio.gather(*asked)
 
 
 async def _prove(actor: Actor) -> None:

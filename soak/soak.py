@@ -22,6 +22,12 @@ from soak.witness import Findings, Witness
 from soak.world import TOKENS, Actor, World
 
 ISOLATES = 2
+SETTINGS = {
+    "FENCEPOST_TOKENS": TOKENS,
+    "FENCEPOST_ISOLATES": str(ISOLATES),
+    "FENCEPOST_FAULTS": "1",
+    "MINIFLARE_WORKERD_V8_FLAGS": f"--max-heap-size={memory.HEAP_MAX_MB}",
+}
 # The share of the time in which the Worker is killed; afterwards its memory is measured.
 KILLING_SHARE = 0.5
 LIFE_S = (6.0, 16.0)
@@ -42,6 +48,14 @@ SCENES: dict[Callable[[Actor], Awaitable[object]], int] = {
 }
 
 
+async def _mixed(actor: Actor) -> None:
+    """For ever: one scene after another."""
+    scenes, weights = zip(*SCENES.items(), strict=True)
+    while True:
+        [scene] = actor.rng.choices(scenes, weights)
+        await scene(actor)
+
+
 class Options(NamedTuple):
     minutes: float
     seed: int
@@ -55,9 +69,7 @@ class Soak:
         self.options = options
         self.seconds = options.minutes * 60
         self.rng = Random(f"{options.seed}/soak")
-        self.runner = Runner(
-            folder, FENCEPOST_TOKENS=TOKENS, FENCEPOST_ISOLATES=str(ISOLATES), FENCEPOST_FAULTS="1"
-        )
+        self.runner = Runner(folder, **SETTINGS)
         self.findings = Findings()
         self.caller = Caller(self.runner.url, Witness(History(), self.findings))
         self.world = World()
@@ -75,8 +87,9 @@ class Soak:
                 await self._kill_until(self.began + self.seconds * KILLING_SHARE)
                 await self._measure_until(self.began + self.seconds)
                 await self._stop(tasks)
-            self.caller.stopped = False
-            self.intact = await checks.of_all_histories(self._actor("the last"))
+            last = Caller(self.runner.url, self.caller.witness)
+            self.intact = await checks.of_all_histories(last)
+            await last.close()
             self.runner.end(signal.SIGINT)
             self._check_database()
         finally:
@@ -87,15 +100,13 @@ class Soak:
         return Actor(name, self.options.seed, self.caller, self.world)
 
     def _clients(self) -> list[Coroutine[None, None, None]]:
-        mixed = [self._act(self._actor(f"client {n}")) for n in range(self.options.clients)]
-        return [*mixed, operators.guard_the_fence(self._actor("operator"))]
+        names = [f"client {number}" for number in range(self.options.clients)]
+        guard = self._until_stopped(operators.guard_the_fence(self._actor("operator")))
+        return [*[self._until_stopped(_mixed(self._actor(name))) for name in names], guard]
 
-    async def _act(self, actor: Actor) -> None:
-        scenes, weights = zip(*SCENES.items(), strict=True)
+    async def _until_stopped(self, client: Awaitable[None]) -> None:
         with contextlib.suppress(Stopped):
-            while not self.caller.stopped:
-                [scene] = actor.rng.choices(scenes, weights)
-                await scene(actor)
+            await client
 
     async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
         """Clients end after the answer that they wait for."""
@@ -117,6 +128,7 @@ class Soak:
             if time.monotonic() + life_s > end:
                 return
             await asyncio.sleep(life_s)
+            self._require_alive(self.runner.workerd() is not None)
             await self._at_a_commit()
             self.runner.end(signal.SIGKILL)
             self.kills += 1
@@ -128,9 +140,13 @@ class Soak:
     async def _first_answer(self) -> None:
         answers = self.caller.counts["answers"]
         while self.caller.counts["answers"] == answers:
-            if self.runner.process.poll() is not None:
-                raise RuntimeError(f"the Worker did not start; see {self.runner.log}")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
+            self._require_alive(self.runner.process.poll() is None)
+
+    def _require_alive(self, alive: bool) -> None:
+        """Nobody but the soak ends the Worker."""
+        if not alive:
+            raise RuntimeError(f"the Worker ended by itself; see {self.runner.log}")
 
     async def _at_a_commit(self) -> None:
         """Just after a commit, when its answer has perhaps not left yet."""
@@ -156,12 +172,13 @@ class Soak:
     # --- Looking -------------------------------------------------------------------------
 
     async def _measure_until(self, end: float) -> None:
-        pid = self.runner.workerd()
-        while pid is not None and (now := time.monotonic()) < end:
-            rss_mb = memory.rss_mb(pid)
-            if rss_mb is None:
-                raise RuntimeError(f"the Worker ended by itself; see {self.runner.log}")
-            self.samples.append(Sample(now - self.began, rss_mb, self.caller.counts["answers"]))
+        while (now := time.monotonic()) < end:
+            pid = self.runner.workerd()
+            rss_mb = None if pid is None else memory.rss_mb(pid)
+            self._require_alive(rss_mb is not None)
+            self.samples.append(
+                Sample(now - self.began, rss_mb or 0, self.caller.counts["answers"])
+            )
             await asyncio.sleep(memory.SAMPLE_EVERY_S)
         grown = memory.growth(self.samples)
         self.findings.add("memory_is_flat", memory.memory_is_flat(grown))

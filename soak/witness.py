@@ -137,4 +137,5 @@ class Witness:
         if work == "start" and answer.status == 200:
             work = "run"  # the owner's own retry
         run_id = request.run_id or (answer.run and answer.run["run_id"])
-        self._hold(invariants.a_closed_fence_admits_nothing, closed, work, request.key, run_id)
+        admitted = invariants.a_closed_fence_admits_nothing
+        self._hold(admitted, closed, work, request.key, run_id, about=request.verb)

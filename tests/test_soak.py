@@ -218,20 +218,12 @@ def insert(db: sqlite3.Connection, table: str, **columns: Any) -> None:
     db.execute(sql, list(columns.values()))
 
 
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    """One run: started, stolen after its lease, ended, with an operation and a binding.
+FIRST = journal.next_event(journal.GENESIS, "run-created", {"run_id": "r"})
+LAST = journal.next_event(FIRST.head, "state-transitioned", {"to": "completed"})
 
-    The fence was draining from 5000 to 6000; all of the run happened before.
-    """
-    db = sqlite3.connect(":memory:")
-    db.row_factory = sqlite3.Row
-    for ddl in schema.STATEMENTS:
-        db.execute(ddl)
-    db.execute("PRAGMA ignore_check_constraints = ON")
+
+def insert_run(db: sqlite3.Connection) -> None:
     who = {"target_kind": "workflow", "target_id": "t", "created_at_ms": 1000}
-    first = journal.next_event(journal.GENESIS, "run-created", {"run_id": "r"})
-    last = journal.next_event(first.head, "state-transitioned", {"to": "completed"})
     insert(
         db, "reservations", key="k", owner_kind="service", owner_id="a", fingerprint="0" * 64,
         run_id="r", state="terminal", attempt=1, claim_nonce="t", outcome="completed",
@@ -239,11 +231,14 @@ def db() -> Iterator[sqlite3.Connection]:
     )  # fmt: skip
     insert(
         db, "runs", run_id="r", principal_kind="service", principal_id="a", status="completed",
-        generation=2, lease_ms=1000, head_sequence=2, head_hash=last.hash, **TOKEN,
+        generation=2, lease_ms=1000, head_sequence=2, head_hash=LAST.hash, **TOKEN,
         updated_at_ms=4000, finished_at_ms=4000, **who,
     )  # fmt: skip
     insert(db, "snapshots", run_id="r", state="1", result='"done"')
-    for event in (first, last):
+
+
+def insert_history(db: sqlite3.Connection) -> None:
+    for event in (FIRST, LAST):
         insert(
             db, "events", run_id="r", sequence=event.sequence, type=event.type,
             payload=event.payload_json, prior_hash=event.prior_hash, hash=event.hash,
@@ -255,6 +250,9 @@ def db() -> Iterator[sqlite3.Connection]:
             db, "ownership", run_id="r", sequence=sequence, type=type, owner_host_id="host",
             owner_pid=1, owner_nonce=nonce, generation=generation, **TOKEN, at_ms=at_ms,
         )  # fmt: skip
+
+
+def insert_the_rest(db: sqlite3.Connection) -> None:
     insert(
         db, "operations", run_id="r", operation_id="s", kind="lease", payload_fingerprint="0" * 64,
         state="committed", outcome="1", created_at_ms=2000, updated_at_ms=2000, **LEASE, **TOKEN,
@@ -269,18 +267,31 @@ def db() -> Iterator[sqlite3.Connection]:
             subject="deployment", before='{"proof_run_id": null}',
             after=f'{{"state": "{state}"}}', **TOKEN, at_ms=at_ms,
         )  # fmt: skip
-    yield db
-    db.close()
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    """One run: started, stolen after its lease, ended, with an operation and a binding.
+
+    The fence was draining from 5000 to 6000; all of the run happened before.
+    """
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.row_factory = sqlite3.Row
+        db.execute("PRAGMA ignore_check_constraints = ON")
+        for ddl in schema.STATEMENTS:
+            db.execute(ddl)
+        insert_run(db)
+        insert_history(db)
+        insert_the_rest(db)
+        yield db
 
 
 @pytest.fixture
 def history() -> History:
     """What clients were told of that run."""
-    first = journal.next_event(journal.GENESIS, "run-created", {"run_id": "r"})
-    last = journal.next_event(first.head, "state-transitioned", {"to": "completed"})
     history = History()
     witness = Witness(history, Findings())
-    head, end = ({"sequence": each.sequence, "hash": each.hash} for each in (first, last))
+    head, end = ({"sequence": each.sequence, "hash": each.hash} for each in (FIRST, LAST))
     binding = {"gate": "a", "revision": 1, "receipt_hash": "0" * 64, "approval_proof": None}
     leases = {"heartbeat_at_ms": 1000, "lease_expires_at_ms": 2000}
     done = ended(head=end, generation=2)
@@ -296,7 +307,7 @@ def history() -> History:
     assert not witness.findings.counts
     told = history.run("r")
     told.events[1] = {"sequence": 1, "type": "run-created", "payload": {"run_id": "r"}}
-    told.events[1]["hash"] = first.hash
+    told.events[1]["hash"] = FIRST.hash
     return history
 
 
