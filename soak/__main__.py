@@ -39,7 +39,7 @@ def _options() -> Options:
     parser = argparse.ArgumentParser(prog="npm run soak --", description=__doc__)
     parser.add_argument("--minutes", type=float, default=3, help="how long (default 3)")
     parser.add_argument("--seed", type=int, help="of the clients' choices (default: a random one)")
-    parser.add_argument("--clients", type=int, default=8, help="at once (default 8)")
+    parser.add_argument("--clients", type=int, default=12, help="at once (default 12)")
     given = parser.parse_args()
     if given.minutes <= 0 or given.clients < 1:
         parser.error("minutes and clients are positive")
@@ -70,7 +70,7 @@ def _summary(soak: Soak) -> None:
         "fence transitions": len(soak.caller.history.fence),
         "lost replies": _counted(soak.branches()),
         "answers by code": _counted(soak.caller.codes),
-        "memory": "too short to say" if grown is None else _memory(grown),
+        "memory": "too few answers to say" if grown is None else _memory(grown),
         "violations": _counted(soak.findings.counts) or "none",
     }
     print("\n".join(f"{name:>20}  {value}" for name, value in lines.items()), flush=True)
@@ -83,8 +83,8 @@ def _counted(counter: dict[str, int]) -> str:
 
 def _memory(grown: memory.Growth) -> str:
     return (
-        f"{grown.start_mb:.0f}, {grown.middle_mb:.0f}, {grown.end_mb:.0f} MB at the start, in the "
-        f"middle, at the end of {grown.answers} answers"
+        f"at least {grown.start_mb:.0f}, {grown.middle_mb:.0f}, {grown.end_mb:.0f} MB in the three "
+        f"thirds of {grown.answers} answers"
     )
 
 

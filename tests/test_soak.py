@@ -199,11 +199,11 @@ def test_lists_and_facts_that_break_are_reported() -> None:
 
 def test_memory_that_grows_is_reported() -> None:
     def samples(mb: float) -> list[Sample]:
-        return [Sample(n, 300 + n * mb, n * 100) for n in range(40)]
+        return [Sample(n, 300 + n * mb, n * 1000) for n in range(50)]
 
-    assert memory.memory_is_flat(memory.growth(samples(0.5))) is None
+    assert memory.memory_is_flat(memory.growth(samples(1))) is None
     assert memory.memory_is_flat(memory.growth(samples(5))) is not None
-    assert memory.growth(samples(5)[:5]) is None
+    assert memory.growth(samples(5)[:15]) is None
 
 
 # --- Rows --------------------------------------------------------------------------------
