@@ -9,12 +9,13 @@ from typing import NamedTuple
 # of requests, up to some 250 MB, which hides a leak; a deployed isolate has 128 MB for everything.
 HEAP_MAX_MB = 64
 SAMPLE_EVERY_S = 2.0
-# Until then the heaps, their caches and the JIT fill up, some 200 MB for two isolates.
-WARM_UP_ANSWERS = 8000
+# Until then the heaps, their caches and the JIT fill up, some 200 MB for two isolates: so many
+# answers, and this share of the segment.
+WARM_UP_ANSWERS, WARM_UP_SHARE = 4000, 1 / 3
 # Afterwards what garbage collection leaves in the first and in the last third may differ by so
-# much; in runs of 20,000 to 40,000 answers it differed by 0 to 80 MB. A leak of 20 KB a request
-# shows within three minutes on a machine that answers 200 requests a second, a smaller one later.
-GROWTH_MAX_MB = 100.0
+# much; it differed by 0 to 100 MB, most on a busy machine. So a leak of some 40 KB a request shows
+# within three minutes, and one of 10 KB within ten.
+GROWTH_MAX_MB = 120.0
 SAMPLES_MIN = 9
 
 
@@ -49,7 +50,11 @@ def rss_mb(pid: int) -> float | None:
 
 def growth(samples: list[Sample]) -> Growth | None:
     """None when there are too few samples after the warm-up to say anything."""
-    warm = [each for each in samples if each.answers >= samples[0].answers + WARM_UP_ANSWERS]
+    if not samples:
+        return None
+    first, last = samples[0].answers, samples[-1].answers
+    cold = max(WARM_UP_ANSWERS, (last - first) * WARM_UP_SHARE)
+    warm = [each for each in samples if each.answers >= first + cold]
     if len(warm) < SAMPLES_MIN:
         return None
     third = len(warm) // 3

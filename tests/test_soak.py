@@ -202,8 +202,8 @@ def test_memory_that_grows_is_reported() -> None:
         return [Sample(n, 300 + n * mb, n * 1000) for n in range(50)]
 
     assert memory.memory_is_flat(memory.growth(samples(1))) is None
-    assert memory.memory_is_flat(memory.growth(samples(5))) is not None
-    assert memory.growth(samples(5)[:15]) is None
+    assert memory.memory_is_flat(memory.growth(samples(10))) is not None
+    assert memory.growth(samples(10)[:15]) is None
 
 
 # --- Rows --------------------------------------------------------------------------------
