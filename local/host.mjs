@@ -1,6 +1,6 @@
 /** The Worker around the Python Worker: starts the interpreter and hands each event to `entry.Default`. */
 import { WorkerEntrypoint } from "cloudflare:workers";
-import { withFaults } from "./faults.mjs";
+import { Rival, withFaults } from "./faults.mjs";
 import { startPython } from "./interpreter.mjs";
 import { problem } from "./problem.mjs";
 
@@ -46,10 +46,11 @@ export default class Host extends WorkerEntrypoint {
       }
       const env = bindings(this.env);
       const faults = local.faults ? request.headers.get("x-local-fault") : null;
-      if (faults !== null) env.DB = withFaults(env.DB, faults);
+      const rival = new Rival(faults && request.headers.get("x-local-rival"), this.env.LOCAL_RIVAL);
+      if (faults !== null) env.DB = withFaults(env.DB, faults, rival.act);
       if (new URL(request.url).pathname === SCHEDULED_PATH) return await this.trigger(env, request);
       const response = await invoke(this, env, "fetch", request);
-      if (response instanceof Response) return response;
+      if (response instanceof Response) return rival.told(response);
       throw new TypeError(`entry.Default.fetch returned ${response}, not a Response`);
     } catch (error) {
       if (error instanceof Response) return error;
@@ -85,7 +86,7 @@ async function invoke(host, env, method, ...args) {
 }
 
 /** What a deployed Worker would find in its environment. */
-function bindings({ UNSAFE_EVAL, LOCAL, ...rest }) {
+function bindings({ UNSAFE_EVAL, LOCAL, LOCAL_RIVAL, ...rest }) {
   return rest;
 }
 
