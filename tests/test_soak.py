@@ -203,7 +203,7 @@ def test_memory_that_grows_is_reported() -> None:
 
     assert memory.memory_is_flat(memory.growth(samples(1))) is None
     assert memory.memory_is_flat(memory.growth(samples(10))) is not None
-    assert memory.growth(samples(10)[:15]) is None
+    assert memory.growth(samples(10)[:12]) is None
 
 
 # --- Rows --------------------------------------------------------------------------------
