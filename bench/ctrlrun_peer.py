@@ -53,10 +53,10 @@ def _section(rates: dict[str, list[float]]) -> Section:
             Table(("", "pairs/s", "ms a pair"), rows),
             f"ctrlrun is {slower.text(1)} times as fast, and that is no wonder: it runs in the "
             "caller's process, without HTTP, JSON, tokens or another process, keeps no input, "
-            "snapshot, event, owner or replayed result of a run, and checks no fence. Its store is a "
-            "file in WAL mode with `synchronous=NORMAL`, which asks the disk for nothing at a "
-            "commit; the local D1 syncs its file once for each batch that writes. It serves the "
-            "processes that can open that file; we serve whoever has a token.",
+            "snapshot, event or owner of a run, and checks no fence. Its store is a file in WAL "
+            "mode with `synchronous=NORMAL`, which asks the disk for nothing at a commit; the "
+            "local D1 syncs its file once for each batch that writes. It serves the processes "
+            "that can open that file; we serve whoever has a token.",
         ],
     )
 

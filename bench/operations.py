@@ -46,7 +46,9 @@ class World:
             run |= answer.body.get("run") or {"token": answer.body["lease"]["token"]}
         return run
 
-    def call(self, verb: str, *verbs: tuple[str, Json], more: Json | None = None, **run: Any) -> Call:
+    def call(
+        self, verb: str, *verbs: tuple[str, Json], more: Json | None = None, **run: Any
+    ) -> Call:
         """A verb by the owner of a new run."""
         made = self.run(*verbs, **run)
         return verb_of(made, verb, **(more or {}))
@@ -194,8 +196,10 @@ STARTS = [
     Operation("read a start", lambda w: _get(w, "/v1/starts/{key}")),
     Operation(
         "release",
-        lambda w: (run := w.run())
-        and Call("POST", f"/v1/starts/{run['key']}/release", {"owner": run["me"]}),
+        lambda w: (
+            (run := w.run())
+            and Call("POST", f"/v1/starts/{run['key']}/release", {"owner": run["me"]})
+        ),
         2,
     ),
     Operation("resolve", _resolve, 2, lapses=True),
@@ -234,7 +238,9 @@ HISTORY = [
         lambda w: w.call("bind-change", more={"change": f"c-{w.new()}"}, **_provisional(w)),
         2,
     ),
-    Operation("bind a delivery, head given", lambda w: _with_head(w, "bindings", bindings=[BINDING])),
+    Operation(
+        "bind a delivery, head given", lambda w: _with_head(w, "bindings", bindings=[BINDING])
+    ),
     Operation(
         "bind a delivery, head read first",
         lambda w: w.call("bindings", more={"bindings": [BINDING]}),

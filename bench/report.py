@@ -1,4 +1,4 @@
-"""What a run says: sections of sentences and tables, as Markdown, and what they were measured on."""
+"""What a run says: sections of sentences and tables in Markdown, and the machine beneath."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def document(sections: list[Section], options: Options, minutes: float) -> str:
     """The whole of results.md."""
     sizes = ", ".join(f"{size:,}" for size in options.sizes)
     how = (
-        f"`npm run bench`: {options.rounds} rounds of {options.seconds:g} s in turns, sizes {sizes}; "
-        f"{minutes:.0f} minutes. Numbers are medians of the rounds, with lowest and highest. All of "
-        "it ran on one machine that also made the load: rates are to be compared, not to be quoted."
+        f"`npm run bench`: {options.rounds} rounds of {options.seconds:g} s in turns, sizes "
+        f"{sizes}; {minutes:.0f} minutes. Numbers are medians of the rounds, with lowest and "
+        "highest. One machine ran it all and made the load as well: compare rates, do not quote "
+        "them."
     )
     facts = [f"- {name}: {value}" for name, value in (*versions().items(), *machine().items())]
     head = [f"# Benchmarks, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC", how, "\n".join(facts)]
