@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,7 +62,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     return spread([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
-def in_turns(rounds: int, measures: dict[str, Callable[[], Any]]) -> dict[str, list[Any]]:
+def in_turns(rounds: int, measures: Mapping[str, Callable[[], Any]]) -> dict[str, list[Any]]:
     """The results of each measure, a round of all of them at a time."""
     results: dict[str, list[Any]] = {name: [] for name in measures}
     for _ in range(rounds):

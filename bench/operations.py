@@ -123,8 +123,14 @@ def _own_retry(world: World) -> Call:
 
 def _released(world: World) -> Json:
     run = world.run()
-    world.client.post(f"/v1/starts/{run['key']}/release", {"owner": run["me"]})
+    path = f"/v1/starts/{run['key']}/release"
+    world.client.post(path, {"owner": run["me"]})
     return run
+
+
+def _release(world: World) -> Call:
+    run = world.run()
+    return Call("POST", f"/v1/starts/{run['key']}/release", {"owner": run["me"]})
 
 
 def _subject(world: World) -> Json:
@@ -194,14 +200,7 @@ STARTS = [
     Operation("start, fenced", _start, 1, 0, 503, fence="draining"),
     Operation("start, released before", lambda w: _again(_released(w)), 2, None, 201),
     Operation("read a start", lambda w: _get(w, "/v1/starts/{key}")),
-    Operation(
-        "release",
-        lambda w: (
-            (run := w.run())
-            and Call("POST", f"/v1/starts/{run['key']}/release", {"owner": run["me"]})
-        ),
-        2,
-    ),
+    Operation("release", _release, 2),
     Operation("resolve", _resolve, 2, lapses=True),
 ]
 

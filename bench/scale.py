@@ -17,7 +17,18 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from bench import seed as seeds
-from bench.measure import AUTHORIZATION, START, Answer, Client, Options, ratio, say, serve, spread
+from bench.measure import (
+    AUTHORIZATION,
+    START,
+    Answer,
+    Client,
+    Json,
+    Options,
+    ratio,
+    say,
+    serve,
+    spread,
+)
 from bench.operations import KEYED, Call, Operation, World, perform, send
 from bench.report import Section, Table
 from bench.seed import LONG_RUN, MINE, Seed
@@ -99,7 +110,7 @@ def _why(growing: list[str]) -> str:
 @contextlib.contextmanager
 def _place(folder: Path, size: int, options: Options) -> Iterator[Place]:
     started, persist = time.monotonic(), folder / str(size)
-    settings = {"source": options.source, "persist": persist, "tokens": _tokens()}
+    settings: Json = {"source": options.source, "persist": persist, "tokens": _tokens()}
     with serve(**settings) as served:
         Client(served.url).start("first", START)  # creates the tables, and the file
     [file] = (p for p in (persist / FILES).glob("*.sqlite") if p.stem != "metadata")
