@@ -68,7 +68,8 @@ class Measured(NamedTuple):
 def run(options: Options) -> Section:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        places = [stack.enter_context(_place(folder, size, options)) for size in options.sizes]
+        seeded = [_seeded(folder, size, options) for size in options.sizes]
+        places = [stack.enter_context(_place(folder, seed, options)) for seed in seeded]
         keyed = [_perform(places, operation, options.rounds) for operation in KEYED]
         looks = [_look(places, look, options.rounds) for look in LOOKS]
     measured = [*keyed, *looks]
@@ -107,22 +108,29 @@ def _why(growing: list[str]) -> str:
 # --- Seeding -----------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _place(folder: Path, size: int, options: Options) -> Iterator[Place]:
-    started, persist = time.monotonic(), folder / str(size)
-    settings: Json = {"source": options.source, "persist": persist, "tokens": _tokens()}
-    with serve(**settings) as served:
+def _seeded(folder: Path, size: int, options: Options) -> Seed:
+    started = time.monotonic()
+    with serve(**_settings(folder, size, options)) as served:
         Client(served.url).start("first", START)  # creates the tables, and the file
-    [file] = (p for p in (persist / FILES).glob("*.sqlite") if p.stem != "metadata")
+    [file] = (p for p in (folder / str(size) / FILES).glob("*.sqlite") if p.stem != "metadata")
     seed = Seed(size, time.time_ns() // 1_000_000)
     seeds.write(file, seed)
     megabytes = file.stat().st_size / 2**20
     say(f"  {size:,} runs: {megabytes:.0f} MiB in {time.monotonic() - started:.0f} s")
-    with serve(**settings) as served:
+    return seed
+
+
+@contextlib.contextmanager
+def _place(folder: Path, seed: Seed, options: Options) -> Iterator[Place]:
+    with serve(**_settings(folder, seed.size, options)) as served:
         place = Place(seed, World(served.url), Client(served.url, MINE_TOKEN))
         _check(place)
         place.world.run()  # the isolate looks at the schema before its first write
         yield place
+
+
+def _settings(folder: Path, size: int, options: Options) -> Json:
+    return {"source": options.source, "persist": folder / str(size), "tokens": _tokens()}
 
 
 def _tokens() -> list[dict[str, object]]:
