@@ -6,8 +6,6 @@ from typing import Any
 
 from bench.measure import START, Answer, Client, Json, owned, owner
 
-Step = tuple[str, Any]
-
 
 def differences(url: str, peer: str) -> list[str]:
     """One line for each answer of the peer that differs; none means that both do the same job.
@@ -15,17 +13,19 @@ def differences(url: str, peer: str) -> list[str]:
     Compared are status, code, the members of the body and their types, round trips, rows read and
     written; and that the history of the peer's run is intact in the eyes of the Worker.
     """
-    Client(url).start("alike-first", START)  # which creates the tables
-    ours, theirs = transcript(url, "python"), transcript(peer, "javascript")
-    lines = [f"{name}: {a} / {b}" for (name, a), (_, b) in zip(ours, theirs, strict=True) if a != b]
-    run_id = Client(peer).start("alike-javascript", {**START, "owner": owner("javascript")}, 200)
-    history = Client(url).get(f"/v1/runs/{run_id.body['run']['run_id']}/integrity").body
+    with Client(url) as worker, Client(peer) as other:
+        worker.start("alike-first", START)  # which creates the tables
+        ours, theirs = transcript(worker, "python"), transcript(other, "javascript")
+        pairs = zip(ours.items(), theirs.values(), strict=True)
+        lines = [f"{name}: {mine} / {its}" for (name, mine), its in pairs if mine != its]
+        run = other.start("alike-javascript", owned("javascript"), 200).body["run"]
+        history = worker.get(f"/v1/runs/{run['run_id']}/integrity").body
     return lines if history["intact"] else [*lines, f"the peer's history is broken: {history}"]
 
 
-def transcript(url: str, name: str) -> list[Step]:
+def transcript(client: Client, name: str) -> dict[str, Any]:
     """A run from its start to its replay, and the refusals that are measured or cheap to have."""
-    client, key, me = Client(url), f"alike-{name}", {"owner": owner(name)}
+    key, me = f"alike-{name}", {"owner": owner(name)}
     started = client.start(key, owned(name))
     path = f"/v1/runs/{started.body['run']['run_id']}"
     checkpoint = {**me, "to": "running", "state": {"page": 1}}
@@ -48,9 +48,9 @@ def transcript(url: str, name: str) -> list[Step]:
         "another input": client.start(key, owned(name, input=1), 422),
         "refused": client.start(f"{key}-refused", owned(name, unknown=1), 400),
         "no such run": client.get("/v1/runs/none", status=404),
-        "no token": Client(url, "Bearer wrong").get(path, status=401),
+        "no token": client.get(path, status=401, Authorization="Bearer wrong"),
     }
-    return [(name, _seen(answer)) for name, answer in answers.items()]
+    return {name: _seen(answer) for name, answer in answers.items()}
 
 
 def _seen(answer: Answer) -> Any:

@@ -232,6 +232,12 @@ class Client:
         self._local_trips = 0
         self._used_s = 0.0
 
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
     def send(
         self,
         method: str,

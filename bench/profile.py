@@ -67,8 +67,8 @@ def run(options: Options) -> Section:
             f"{CONNECTIONS} connections. Every request does what the one above does and more, "
             "except that the second and the third do not ask D1.",
             Table(("request", "Python", "JavaScript", "Python − JavaScript"), rungs),
-            f"From the way to D1 to the way back, a new start at a time: {ours} ms in Python, with its "
-            f"conversions and the hops of its event loop, {theirs} ms in JavaScript.",
+            f"From the way to D1 to the way back, a new start at a time: {ours} ms in Python, with "
+            f"its conversions and the hops of its event loop, {theirs} ms in JavaScript.",
             f"Inside a new start, by clocks in a copy of the sources: {requests:,} requests of one "
             f"connection, each stage ± {error:.2f} ms and dearer by its clock.",
             Table(("stage", "ms a start", "share"), stages),

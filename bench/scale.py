@@ -99,9 +99,11 @@ def _why(growing: list[str]) -> str:
     if not growing:
         return "Nothing grows."
     return (
-        f"Not flat: {'; '.join(growing)}. The first page of an inventory comes with a count of the "
-        "work that is owed, and the inventory itself is such counts: they read an index of what "
-        "has not ended, two fifths of the runs here, and grow with it, not with what is over."
+        f"Not flat: {'; '.join(growing)}. An inventory is counts of the work that is owed, and the "
+        "first page of a category comes with one: they read the index of what has not ended, here "
+        "two fifths of all, and grow with that and not with what is over. A count of runs reads "
+        "its index alone; of the other two, SQLite looks up each row behind it. A purge looks for "
+        "its audit row among the last thousand, and reads no more than those."
     )
 
 
