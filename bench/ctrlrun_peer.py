@@ -45,7 +45,7 @@ def _section(rates: dict[str, list[float]]) -> Section:
     slower = ratio(rates["ctrlrun"], rates["fencepost"])
     return Section(
         "ctrlrun",
-        "Beside ctrlrun 0.12.2",
+        "Beside ctrlrun",
         [
             "One caller, one pair after the other: start and finish (two requests, transition "
             "without a given head, so three D1 round trips), beside `reserve_effect`, "

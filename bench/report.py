@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -69,6 +70,7 @@ def versions() -> dict[str, str]:
         "Python of the Worker": f"{lock['info']['python']} (Pyodide {pyodide})",
         "Python of the benchmark": platform.python_version(),
         "Fencepost": _fencepost(),
+        "ctrlrun": _locked("ctrlrun"),
     }
 
 
@@ -85,6 +87,14 @@ def _package(name: str) -> str:
     text = (PROJECT / "node_modules" / name / "package.json").read_text()
     version: str = json.loads(text)["version"]
     return version
+
+
+def _locked(name: str) -> str:
+    """The version of a Python package that the benchmarks install."""
+    lock = (PROJECT / "python-bench.lock").read_text()
+    found = re.search(rf"^{name}==(\S+)", lock, re.MULTILINE)
+    assert found
+    return found[1]
 
 
 def _fencepost() -> str:

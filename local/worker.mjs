@@ -27,6 +27,7 @@ export function pythonWorkers(settings, config) {
       ...(settings.tokens === null ? {} : { FENCEPOST_TOKENS: settings.tokens }),
       LOCAL: { faults: settings.faults, isolates: settings.isolates, tripDelayMs: settings.tripDelayMs },
     },
+    serviceBindings: { LOCAL_RIVAL: isolateName((index + 1) % settings.isolates) },
     unsafeEvalBinding: "UNSAFE_EVAL",
     unsafeDirectSockets: [...(alone ? [socket(settings.port)] : []), socket(0, "Boot")],
   }));
