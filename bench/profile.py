@@ -26,6 +26,7 @@ from bench.measure import (
     Json,
     Load,
     Options,
+    Spread,
     cpu_ms,
     in_turns,
     load,
@@ -54,8 +55,20 @@ class Rung(NamedTuple):
     javascript: tuple[str, int]
 
 
+class Cost(NamedTuple):
+    """CPU milliseconds of a rung; `more` is Python's less JavaScript's, round by round."""
+
+    name: str
+    python: Spread
+    javascript: Spread
+    more: Spread
+
+    def row(self) -> list[str]:
+        return [self.name, self.python.text(), self.javascript.text(), self.more.text()]
+
+
 def run(options: Options) -> Section:
-    rungs, (ours, theirs) = _climb(options)
+    costs, (ours, theirs) = _climb(options)
     stages, requests, missing = _clocked(options)
     error = math.sqrt(1 / 6 / requests)
     notes = [f"Stages that were not found: {', '.join(missing)}."] if missing else []
@@ -66,7 +79,11 @@ def run(options: Options) -> Section:
             "CPU milliseconds of the workerd process a request, all threads, D1 included; "
             f"{CONNECTIONS} connections. Every request does what the one above does and more, "
             "except that the second and the third do not ask D1.",
-            Table(("request", "Python", "JavaScript", "Python − JavaScript"), rungs),
+            Table(
+                ("request", "Python", "JavaScript", "Python − JavaScript"),
+                [cost.row() for cost in costs],
+            ),
+            _breakdown([cost.more.median for cost in costs]),
             f"From the way to D1 to the way back, a new start at a time: {ours} ms in Python, with "
             f"its conversions and the hops of its event loop, {theirs} ms in JavaScript.",
             f"Inside a new start, by clocks in a copy of the sources: {requests:,} requests of one "
@@ -77,10 +94,21 @@ def run(options: Options) -> Section:
     )
 
 
+def _breakdown(more: list[float]) -> str:
+    """What a new start costs more in Python, by the rungs that tell one thing apart each."""
+    host, health, refused, *_, start = more
+    return (
+        f"Of the {start:.2f} ms that a new start costs more in Python, {host:.2f} are the "
+        f"interpreter's host, {health - host:.2f} route, log line and answer, "
+        f"{refused - health:.2f} token, body, checks and fingerprint, and {start - refused:.2f} "
+        "statements, the way to D1 and back, rows and the decision."
+    )
+
+
 # --- The ladder --------------------------------------------------------------------------
 
 
-def _climb(options: Options) -> tuple[list[list[str]], list[str]]:
+def _climb(options: Options) -> tuple[list[Cost], list[str]]:
     """The rungs, and how long each language waits for D1."""
     with contextlib.ExitStack() as stack:
         empty = stack.enter_context(serve(source=WORKERS / "empty"))
@@ -91,10 +119,10 @@ def _climb(options: Options) -> tuple[list[list[str]], list[str]]:
         first = Rung("an empty Worker", 200, _same(request("GET", "/")), python, javascript)
         python, javascript = (served.url, served.pid), (served.peer, served.pid)
         rungs = [first, *(Rung(*shape, python, javascript) for shape in _shapes(served.url))]
-        rows = [_measure(generator, rung, options) for rung in rungs]
+        costs = [_measure(generator, rung, options) for rung in rungs]
         urls = {"python": served.url, "javascript": served.peer}
         waits = in_turns(options.rounds, {name: partial(_wait, urls[name]) for name in urls})
-    return rows, [spread(values).text() for values in waits.values()]
+    return costs, [spread(values).text() for values in waits.values()]
 
 
 def _same(shape: Json) -> list[Json]:
@@ -115,7 +143,7 @@ def _shapes(url: str) -> list[tuple[str, int, list[Json]]]:
     ]
 
 
-def _measure(generator: Load, rung: Rung, options: Options) -> list[str]:
+def _measure(generator: Load, rung: Rung, options: Options) -> Cost:
     say(f"  {rung.name}")
 
     def cost(url: str, pid: int) -> float:
@@ -131,7 +159,7 @@ def _measure(generator: Load, rung: Rung, options: Options) -> list[str]:
         measure()
     costs = in_turns(options.rounds, measures)
     more = [a - b for a, b in zip(costs["python"], costs["javascript"], strict=True)]
-    return [rung.name, *(spread(values).text() for values in (*costs.values(), more))]
+    return Cost(rung.name, *map(spread, (*costs.values(), more)))
 
 
 def _wait(url: str) -> float:
