@@ -1,5 +1,6 @@
 /** The Worker around the Python Worker: starts the interpreter and hands each event to `entry.Default`. */
 import { WorkerEntrypoint } from "cloudflare:workers";
+import { tripsSoFar, withDelay } from "./delay.mjs";
 import { Rival, withFaults } from "./faults.mjs";
 import { startPython } from "./interpreter.mjs";
 import { problem } from "./problem.mjs";
@@ -48,10 +49,12 @@ export default class Host extends WorkerEntrypoint {
       const faults = local.faults ? request.headers.get("x-local-fault") : null;
       const rival = new Rival(faults && request.headers.get("x-local-rival"), this.env.LOCAL_RIVAL);
       if (faults !== null) env.DB = withFaults(env.DB, faults, rival.act);
+      if (local.tripDelayMs > 0) env.DB = withDelay(env.DB, local.tripDelayMs, request.headers.has("x-local-one-by-one"));
       if (new URL(request.url).pathname === SCHEDULED_PATH) return await this.trigger(env, request);
       const response = await invoke(this, env, "fetch", request);
-      if (response instanceof Response) return rival.told(response);
-      throw new TypeError(`entry.Default.fetch returned ${response}, not a Response`);
+      if (!(response instanceof Response)) throw new TypeError(`entry.Default.fetch returned ${response}, not a Response`);
+      if (local.tripDelayMs > 0) response.headers.set("X-Local-Trips", String(tripsSoFar()));
+      return rival.told(response);
     } catch (error) {
       if (error instanceof Response) return error;
       console.error(readable(error));
