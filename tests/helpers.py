@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import httpx
 
+import conformance
 from fencepost.d1 import Database, Statement
 
 _COUNTER = itertools.count()
@@ -113,7 +114,9 @@ class Sql:
 
 
 class Client:
-    """HTTP to the Worker with a token; verbs named as in the routes."""
+    """HTTP to the Worker with a token; verbs named as in the routes. Every answer must be as the
+    API document says.
+    """
 
     PEOPLE: ClassVar = {
         "alice": ("service", "alice", ["start", "work", "read"]),
@@ -144,7 +147,9 @@ class Client:
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}", **options.pop("headers", {})}
-        return self.http.request(method, path, headers=headers, **options)
+        answer = self.http.request(method, path, headers=headers, **options)
+        conformance.check(method, answer.request.url.raw_path.decode(), answer)
+        return answer
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.request("GET", path, **options)

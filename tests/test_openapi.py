@@ -60,7 +60,7 @@ def test_a_row_of_the_table_names_only_codes_that_there_are(route: Route[Any]) -
 @pytest.mark.parametrize("route", table.ROUTES, ids=name_of)
 def test_a_form_makes_its_value_of_the_members_that_it_documents(route: Route[Any]) -> None:
     for form in forms_of(route.takes):
-        taken = inspect.signature(form._make).parameters
+        taken = inspect.signature(form.make).parameters
         assert set(form.members) <= set(taken)
         required = {name for name, one in taken.items() if one.default is one.empty}
         assert required <= set(form.members)

@@ -59,7 +59,7 @@ class Form(Generic[T]):
         self.members = members
         self.rules = rules or {}
         self.about = about
-        self._make = make
+        self.make = make
         self._plan = [
             (name, parser.read, default) for name, (parser, default, _) in members.items()
         ]
@@ -102,7 +102,7 @@ class Form(Generic[T]):
 
     def _made(self, taken: dict[str, Any]) -> T:
         try:
-            return self._make(**taken)
+            return self.make(**taken)
         except ValueError as error:
             raise errors.InvalidRequest(str(error)) from None
 

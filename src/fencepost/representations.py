@@ -12,7 +12,6 @@ from fencepost import nouns, operations, runs
 from fencepost.bindings import GATES
 from fencepost.body import COUNT, HASH, IDENTIFIER, POSITIVE, Parser, one_of
 from fencepost.identifiers import OPERATION_ID_PATTERN, PrincipalKind
-from fencepost.machines import MACHINES, STATES
 from fencepost.operations import OperationState
 from fencepost.ownership import FACTS
 from fencepost.reservation import ReservationState
@@ -77,10 +76,12 @@ class Claim(TypedDict):
 
 
 class Machine(TypedDict):
-    """Where the machine that a run names stands, and the code that says why, if there is one."""
+    """Where the machine that a run names stands, and the code that says why, if there is one.
+    It may be the machine of another build.
+    """
 
-    name: Annotated[str, one_of(*MACHINES)]
-    state: Annotated[str, one_of(*sorted(STATES))]
+    name: Identifier
+    state: Identifier
     code: NotRequired[Identifier]
 
 

@@ -89,7 +89,7 @@ COMMAND_KEY = Header(
 PREFER_WAIT = Header(
     "Prefer",
     preferred_wait_s,
-    {"type": "string", "examples": ["wait=10"]},
+    {"type": "string"},
     False,
     f"`wait=N` (RFC 7240) waits for the end of a run that is being executed, N seconds, at most "
     f"{limits.WAIT_S_MAX}. Other preferences are ignored.",
