@@ -156,6 +156,7 @@ def test_a_cursor_is_an_array_of_exactly_as_many_strings() -> None:
 
 
 @given(st.lists(st.text(), min_size=3, max_size=3).filter(lambda keys: "\0" not in "".join(keys)))
+@example(["\x7f", '"\\\n', "\U0001f600é"])
 def test_a_cursor_that_was_given_out_looks_as_documented_and_is_read_back(keys: list[str]) -> None:
     text = wire.cursor_text(tuple(keys))
     assert text is not None

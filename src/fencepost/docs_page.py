@@ -130,7 +130,7 @@ def _schemas(document: Json, *, problems: bool) -> Iterable[str]:
         facts = "".join(f" <code>{escape(str(value))}</code>" for value in fixed)
         yield (
             f'<h3 id="{escape(name)}"><code>{escape(name)}</code>{facts}</h3>'
-            f"<p>{_text(schema.get('description', ''))}</p>{_members(schema, problems)}"
+            f"{_paragraph(schema.get('description', ''))}{_members(schema, problems)}"
         )
 
 
@@ -177,6 +177,10 @@ def _limits(schema: Json) -> Iterable[str]:
         yield f"<code>{escape(schema['pattern'])}</code>"
     if "default" in schema:
         yield f"default <code>{escape(json.dumps(schema['default']))}</code>"
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{_text(text)}</p>" if text else ""
 
 
 def _text(text: str) -> str:

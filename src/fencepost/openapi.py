@@ -98,13 +98,13 @@ def document(routes: Iterable[Route[Any]]) -> Json:
 
 def problems_of(route: Route[Any]) -> list[str]:
     """The codes that a route can answer, in the order of PROBLEMS: its own, and by rule those
-    of tokens, of paths, of bodies and queries, of the fence, and of the database.
+    of paths, of tokens and the database behind them, of queries and bodies, of writes, and of
+    the fence, which gates all work.
     """
     codes = {"INTERNAL", *route.problems}
     codes |= {code for name, (_, code, _) in _PARAMS.items() if f"{{{name}}}" in route.pattern}
     if route.scopes:
         codes |= {"UNAUTHORIZED", "SCOPE_MISSING", "AUTH_UNCONFIGURED"}
-    if "AUTH_UNCONFIGURED" in codes:
         codes |= {"STORAGE_UNREADABLE", "ROW_CORRUPT", "SCHEMA_MISMATCH"}
     if route.takes.members:
         codes |= {"INVALID_REQUEST"}

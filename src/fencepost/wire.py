@@ -133,7 +133,7 @@ POSITION = Key(_position, "(?:-1|[0-9]{1,15})")
 # Without NUL and lone surrogates, which `json.dumps` never gives out.
 TEXT = Key(
     str,
-    r"(?:[ !#-\[\]-~]|\\[\"\\bfnrt]|\\u(?!0000|[dD][89a-fA-F])[0-9a-fA-F]{4}"
+    r"(?:[ !#-\[\]-\x7f]|\\[\"\\bfnrt]|\\u(?!0000|[dD][89a-fA-F])[0-9a-fA-F]{4}"
     r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*",
 )
 
