@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fencepost import fence, migrations, problems, schema
+from fencepost import fence, migrations, problems, schema, table
 from fencepost.fence import FenceState
 
 ROOT = Path(__file__).parent.parent
@@ -15,6 +15,7 @@ FILES = {
     "schema/seed-open.sql": fence.as_seed_file(FenceState.OPEN),
     "schema/seed-migration-locked.sql": fence.as_seed_file(FenceState.MIGRATION_LOCKED),
     "docs/errors.md": problems.as_markdown(),
+    "docs/openapi.json": table.openapi_text(),
 }
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import httpx
 
+import conformance
 from fencepost.d1 import Database, Statement
 
 _COUNTER = itertools.count()
@@ -113,7 +114,9 @@ class Sql:
 
 
 class Client:
-    """HTTP to the Worker with a token; verbs named as in the routes."""
+    """HTTP to the Worker with a token; verbs named as in the routes. Every answer must be as the
+    API document says.
+    """
 
     PEOPLE: ClassVar = {
         "alice": ("service", "alice", ["start", "work", "read"]),
@@ -135,16 +138,25 @@ class Client:
         ]
     )
 
-    def __init__(self, http: httpx.Client, token: str = "alice") -> None:  # noqa: S107
+    def __init__(
+        self,
+        http: httpx.Client,
+        token: str = "alice",  # noqa: S107
+        check: Callable[[str, str, httpx.Response], None] = conformance.check,
+    ) -> None:
+        """`check` looks at each answer; a test whose answers are not the Worker's gives its own."""
         self.http = http
         self.token = token
+        self.check = check
 
     def as_(self, token: str) -> Client:
-        return Client(self.http, token)
+        return Client(self.http, token, self.check)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}", **options.pop("headers", {})}
-        return self.http.request(method, path, headers=headers, **options)
+        answer = self.http.request(method, path, headers=headers, **options)
+        self.check(method, answer.request.url.raw_path.decode(), answer)
+        return answer
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.request("GET", path, **options)

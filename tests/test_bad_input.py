@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from fencepost import limits, table
+from fencepost.route import Route
 from helpers import Client, Json, Sql, a_start, an_owner, new_key
 
 MIB = limits.BODY_BYTES_MAX
@@ -441,18 +442,18 @@ BAD_AUTHORIZATIONS: list[dict[str, str]] = [
 ]
 
 
-def path_of(route: table.Route, run: Json) -> str:
+def path_of(route: Route[Any], run: Json) -> str:
     path = route.pattern.replace("{key}", run["key"]).replace("{run_id}", run["run_id"])
     return path.replace("{op}", "step")
 
 
-def name_of(route: table.Route) -> str:
+def name_of(route: Route[Any]) -> str:
     return f"{route.method} {route.pattern}"
 
 
 @pytest.mark.parametrize("route", GUARDED, ids=name_of)
 def test_without_a_known_token_no_route_does_anything(
-    client: Client, sql: Sql, run: Json, route: table.Route
+    client: Client, sql: Sql, run: Json, route: Route[Any]
 ) -> None:
     before = sql.dump()
     body = {"owner": run["owner"], "to": "completed"}
@@ -470,7 +471,7 @@ def test_without_a_known_token_no_route_does_anything(
 
 @pytest.mark.parametrize("route", GUARDED, ids=name_of)
 def test_a_token_without_the_scope_does_nothing_either(
-    client: Client, sql: Sql, run: Json, route: table.Route
+    client: Client, sql: Sql, run: Json, route: Route[Any]
 ) -> None:
     without = [
         name

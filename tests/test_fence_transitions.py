@@ -272,6 +272,8 @@ MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response
     ("GET", "/v1/audit"): (ALWAYS, lambda client, run: client.as_("operator").get("/v1/audit")),
     ("GET", "/v1/health"): (ALWAYS, _get("/v1/health?deep=1")),
     ("GET", "/docs/errors"): (ALWAYS, _get("/docs/errors")),
+    ("GET", "/openapi.json"): (ALWAYS, _get("/openapi.json")),
+    ("GET", "/docs"): (ALWAYS, _get("/docs")),
 }
 
 

@@ -19,9 +19,10 @@ ORDER = [
     *("journal", "reservation", "runs", "machines", "projection", "snapshot", "ownership"),
     *("transition", "events", "subjects", "claims", "bindings", "operations", "leases"),
     *("lineage", "cancellation", "release", "resolve", "retention", "decision", "starts"),
-    *("strictjson", "exchange", "auth", "body", "nouns", "wire", "shapes", "inventory"),
-    *("answers", "handlers", "history_handlers", "delivery_handlers", "operation_handlers"),
-    *("administration", "table", "routes", "entry"),
+    *("strictjson", "exchange", "auth", "body", "nouns", "wire", "bodies", "representations"),
+    *("operator_representations", "extensions", "shapes", "inventory", "answers", "handlers"),
+    *("history_handlers", "delivery_handlers", "operation_handlers", "administration"),
+    *("route", "json_schema", "openapi", "docs_page", "table", "routes", "entry"),
 ]
 
 

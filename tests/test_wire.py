@@ -6,13 +6,14 @@ import contextlib
 import json
 import re
 import string
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fencepost import body, errors, limits, wire
+from fencepost import bodies, body, errors, limits, wire
+from fencepost.decision import Start
 from fencepost.identifiers import Principal, Target
 from fencepost.runs import Lineage, Owner, RunStatus
 
@@ -20,6 +21,7 @@ PATH_SAFE = string.ascii_letters + string.digits + "._~-"
 keys = st.text(PATH_SAFE, min_size=1, max_size=200).filter(lambda key: key not in (".", ".."))
 OWNER = {"host_id": "h", "pid": 1, "nonce": "n"}
 ALICE = Principal("service", "alice")
+T = TypeVar("T")
 
 
 def fits_the_grammar(key: str) -> bool:
@@ -131,22 +133,38 @@ def test_no_prefer_header_can_fail_a_request(header: str) -> None:
 )
 def test_a_limit_above_the_most_is_the_most(text: str | None, value: int) -> None:
     query = {} if text is None else {"limit": text}
-    assert wire.query_integer(query, "limit", 100, 1, 200) == value
+    assert wire.AFTER_SEQUENCE.query(query).limit == value
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.0", "1e2", "10000", " 1", "\u0661", "x", "0x1"])
 def test_a_limit_that_is_no_small_integer_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidRequest):
-        wire.query_integer({"limit": text}, "limit", 100, 1, 200)
+        wire.AFTER_SEQUENCE.query({"limit": text})
 
 
-@pytest.mark.parametrize("text", [None, ""])
-def test_no_cursor_begins_at_the_start(text: str | None) -> None:
-    assert wire.cursor(text, 3) is None
+def cursor(text: str) -> Any:
+    return wire.RUNS.query({"cursor": text}).cursor
+
+
+@pytest.mark.parametrize("query", [{}, {"cursor": ""}])
+def test_no_cursor_begins_at_the_start(query: dict[str, str]) -> None:
+    assert wire.RUNS.query(query).cursor is None
 
 
 def test_a_cursor_is_an_array_of_exactly_as_many_strings() -> None:
-    assert wire.cursor('["a","é",""]', 3) == ("a", "é", "")
+    assert cursor('["a","é",""]') == ("a", "é", "")
+
+
+@given(st.lists(st.text(), min_size=3, max_size=3).filter(lambda keys: "\0" not in "".join(keys)))
+@example(["\x7f", '"\\\n', "\U0001f600é"])
+def test_a_cursor_that_was_given_out_looks_as_documented_and_is_read_back(keys: list[str]) -> None:
+    text = wire.cursor_text(tuple(keys))
+    assert text is not None
+    documented = wire.RUNS.members["cursor"].parser
+    assert isinstance(documented, body.Parser)
+    assert re.search(documented.schema["pattern"], text)
+    if len(text) <= limits.CURSOR_CHARS_MAX:
+        assert cursor(text) == tuple(keys)
 
 
 @pytest.mark.parametrize(
@@ -170,19 +188,19 @@ def test_a_cursor_is_an_array_of_exactly_as_many_strings() -> None:
 )
 def test_any_other_cursor_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidRequest):
-        wire.cursor(text, 3)
+        cursor(text)
 
 
 # --- Bodies --------------------------------------------------------------------------------
 
 
-def parsed(value: Any) -> body.Body:
-    return body.parse(json.dumps(value).encode())
+def parsed(form: body.Form[T], value: Any) -> T:
+    return form.parse(json.dumps(value).encode())
 
 
-def start(**members: Any) -> Any:
+def start(**members: Any) -> Start:
     value = {"target": {"kind": "workflow", "id": "w"}, **members}
-    return wire.start("key", ALICE, parsed(value))
+    return parsed(bodies.START, value)(key="key", principal=ALICE)
 
 
 def test_a_start_has_defaults_for_all_but_its_target() -> None:
@@ -222,7 +240,7 @@ def test_what_runs_it_is_not_what_it_is_so_owner_and_lease_are_no_part_of_the_fi
 @pytest.mark.parametrize("value", [None, True, 0, 1.5, "x", [], [{}]], ids=json.dumps)
 def test_a_body_is_an_object(value: Any) -> None:
     with pytest.raises(errors.InvalidRequest, match="not a JSON object"):
-        parsed(value)
+        parsed(bodies.NOTHING, value)
 
 
 def test_unknown_members_are_named_but_neither_all_nor_at_full_length() -> None:
@@ -235,17 +253,16 @@ def test_unknown_members_are_named_but_neither_all_nor_at_full_length() -> None:
 
 
 def test_a_transition_keeps_what_it_was_given() -> None:
-    change = wire.transition(
-        parsed(
-            {
-                "owner": OWNER,
-                "to": "completed",
-                "state": None,
-                "result": [],
-                "guard": {"cancel_requested": "absent"},
-                "expected_head": {"sequence": 3, "hash": "a" * 64},
-            }
-        )
+    change = parsed(
+        bodies.TRANSITION,
+        {
+            "owner": OWNER,
+            "to": "completed",
+            "state": None,
+            "result": [],
+            "guard": {"cancel_requested": "absent"},
+            "expected_head": {"sequence": 3, "hash": "a" * 64},
+        },
     )
     assert (change.owner, change.to) == (Owner("h", 1, "n"), RunStatus.COMPLETED)
     assert (change.state_json, change.result_json) == ("null", "[]")
@@ -255,12 +272,12 @@ def test_a_transition_keeps_what_it_was_given() -> None:
 
 
 def test_an_omitted_state_or_result_stays_as_it_is_stored() -> None:
-    change = wire.transition(parsed({"owner": OWNER, "to": "running"}))
+    change = parsed(bodies.TRANSITION, {"owner": OWNER, "to": "running"})
     assert (change.state_json, change.result_json) == (None, None)
 
 
 def test_a_stored_value_is_measured_in_the_bytes_that_are_stored() -> None:
-    read = body.stored_json(10)
+    read = body.stored_json(10).read
     assert read("é" * 4, "state") == '"éééé"'
     with pytest.raises(errors.InvalidRequest) as refusal:
         read("é" * 5, "state")
@@ -284,6 +301,6 @@ NAMES = ["target", "input", "owner", "lease_ms", "parent_run_id", "lineage", "to
 def test_any_json_is_a_start_or_an_invalid_request(members: dict[str, Any], whole: bool) -> None:
     base = {"target": {"kind": "workflow", "id": "w"}, "owner": OWNER} if whole else {}
     with contextlib.suppress(errors.InvalidRequest):
-        wire.start("key", ALICE, parsed({**base, **members}))
+        parsed(bodies.START, {**base, **members})
     with contextlib.suppress(errors.InvalidRequest):
-        wire.transition(parsed({**base, **members}))
+        parsed(bodies.TRANSITION, {**base, **members})

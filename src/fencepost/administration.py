@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from fencepost import (
-    answers,
-    audit,
-    errors,
-    fence,
-    inventory,
-    limits,
-    resolve,
-    retention,
-    shapes,
-    wire,
-)
-from fencepost import body as bodies
+from fencepost import answers, audit, errors, fence, inventory, resolve, retention, shapes, wire
 from fencepost.d1 import Reader
 from fencepost.exchange import Reply, Request
+from fencepost.resolve import Resolution
 from fencepost.runs import Outcome
+from fencepost.wire import Page
+
+if TYPE_CHECKING:
+    from fencepost import operator_representations as operators
+    from fencepost import representations as shown
 
 
-async def get_fence(request: Request) -> Reply:
+async def get_fence(request: Request, _: None) -> Reply[operators.Fence]:
+    """The fence."""
     gate = await fence.read(request.db)
     return Reply(200, shapes.fence_json(gate, secrets="operate" in request.scopes))
 
 
-async def post_fence_transition(request: Request) -> Reply:
-    header = request.header("idempotency-key")
-    key = None if header is None else wire.idempotency_key(header)
-    command = wire.fence_transition(key, bodies.parse(await request.read_body()))
+async def post_fence_transition(
+    request: Request, command: fence.Transition
+) -> Reply[operators.Fence]:
+    """Move the fence, if it is where the command expects it."""
+    command = replace(command, key=wire.COMMAND_KEY.of(request))
     moved, gate = await fence.transition(request.db, request.sender, command)
     return answers.fence_reply(moved, gate)
 
 
-async def post_resolve(request: Request) -> Reply:
-    resolution = wire.resolution(bodies.parse(await request.read_body()))
+async def post_resolve(request: Request, resolution: Resolution) -> Reply[shown.Settled]:
+    """Settle what happened to an abandoned start."""
     outcome, held, run = await resolve.resolve(
         request.db, request.params["key"], request.sender, resolution
     )
@@ -45,43 +42,55 @@ async def post_resolve(request: Request) -> Reply:
     return answers.settled_reply(outcome, held, run)
 
 
-async def get_inventory(request: Request) -> Reply:
+async def get_inventory(request: Request, _: None) -> Reply[shown.Items[operators.Work]]:
+    """How much work each category holds."""
     found = await inventory.counts(Reader(request.db))
-    items = [
+    items: list[operators.Work] = [
         {"category": name, "kind": inventory.CATEGORIES[name].kind, "count": count}
         for name, count in found.items()
     ]
     return Reply(200, {"items": items, "cursor": None})
 
 
-async def get_inventory_category(request: Request) -> Reply:
+# A cursor of each length that a category has.
+IN_CATEGORY = wire.page(
+    *{
+        len(category.keys): (wire.TEXT,) * len(category.keys)
+        for category in inventory.CATEGORIES.values()
+    }.values()
+)
+
+
+async def get_inventory_category(request: Request, asked: Page) -> Reply[operators.InventoryPage]:
+    """The work of one category that a drain waits for."""
     category = inventory.CATEGORIES.get(request.params["category"])
     if category is None:
         names = ", ".join(inventory.CATEGORIES)
         raise errors.NotFound(f"There is no such category; there are: {names}.")
-    after = wire.cursor(request.query.get("cursor"), len(category.keys))
-    page = await inventory.page(Reader(request.db), category, after, wire.page_limit(request.query))
-    shape: dict[str, Any] = {"items": page.items, "cursor": wire.cursor_text(page.cursor)}
+    if asked.cursor is not None and len(asked.cursor) != len(category.keys):
+        raise errors.InvalidRequest("Query parameter cursor is not one that this list gave out.")
+    page = await inventory.page(Reader(request.db), category, asked.cursor, asked.limit)
+    shape: operators.InventoryPage = {
+        "items": page.items,
+        "cursor": wire.cursor_text(page.cursor),
+    }
     if page.count is not None:
         shape["count"] = page.count
     return Reply(200, shape)
 
 
-async def post_purge(request: Request) -> Reply:
-    members = bodies.parse(await request.read_body())
-    limit = members.take(
-        "limit", bodies.integer(1, limits.PURGE_ROWS_MAX), limits.PURGE_ROWS_DEFAULT
-    )
-    members.done()
+async def post_purge(request: Request, limit: int) -> Reply[operators.Purged]:
+    """Delete what is past its retention, by hand."""
     kept = wire.retention(request.setting)
     purged = await retention.purge(request.db, request.sender, kept, limit)
-    return Reply(200, purged._asdict())
+    runs, reservations, more = purged
+    return Reply(200, {"runs": runs, "reservations": reservations, "more": more})
 
 
-async def list_audit(request: Request) -> Reply:
-    limit = wire.page_limit(request.query)
-    after = wire.cursor(request.query.get("cursor"), 1)
-    entries = await audit.page(request.db, wire.position(after[0]) if after else 0, limit)
-    last = (str(entries[-1].sequence),) if len(entries) == limit else None
+async def list_audit(request: Request, page: Page) -> Reply[shown.Items[operators.Entry]]:
+    """Who did what, and why, in order."""
+    [after] = page.cursor or (0,)
+    entries = await audit.page(request.db, after, page.limit)
+    last = (str(entries[-1].sequence),) if len(entries) == page.limit else None
     items = [shapes.audit_json(entry) for entry in entries]
     return Reply(200, {"items": items, "cursor": wire.cursor_text(last)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fencepost import errors, limits, shapes
 from fencepost.decision import Decision, Seen
@@ -16,10 +16,14 @@ from fencepost.reservation import Reservation
 from fencepost.runs import LOSSES, Outcome, Run
 from fencepost.transition import Transition
 
+if TYPE_CHECKING:
+    from fencepost import operator_representations as operators
+    from fencepost import representations as shown
+
 # --- Starts ------------------------------------------------------------------------------
 
 
-def start_reply(decision: Decision, seen: Seen) -> Reply:
+def start_reply(decision: Decision, seen: Seen) -> Reply[shown.StartAnswer]:
     """201 for a start of now, 200 for one's own retry or a replay. Raises the refusals."""
     if decision is Decision.STARTED:
         reply = _start_body("started", seen)
@@ -45,11 +49,11 @@ def start_reply(decision: Decision, seen: Seen) -> Reply:
     raise _REFUSALS[decision](seen.reservation)
 
 
-def _start_body(outcome: str, seen: Seen) -> Reply:
+def _start_body(outcome: Literal["started", "replayed"], seen: Seen) -> Reply[shown.StartAnswer]:
     held, run = seen.reservation, seen.run
     assert held is not None
     assert run is not None
-    body = {
+    body: shown.StartAnswer = {
         "outcome": outcome,
         "reservation": shapes.reservation_json(held),
         "run": shapes.run_json(run),
@@ -69,7 +73,7 @@ def _target_mismatch(held: Reservation) -> FencepostError:
     return Conflict(
         "This key was used for another target. That start is unharmed.",
         code="START_TARGET_MISMATCH",
-        target=held.target.as_json(),
+        target=shapes.target_json(held.target),
     )
 
 
@@ -131,12 +135,12 @@ def _pending(run: Run) -> Conflict:
     )
 
 
-def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply:
+def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply[shown.Settled]:
     """A start that was released or resolved."""
-    body = {
+    body: shown.Settled = {
         "outcome": outcome,
         "reservation": shapes.reservation_json(held),
-        "run": run and shapes.run_json(run),
+        "run": None if run is None else shapes.run_json(run),
     }
     return Reply(200, body, run_id=held.run_id)
 
@@ -144,7 +148,7 @@ def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply
 # --- The fence ---------------------------------------------------------------------------
 
 
-def fence_reply(moved: Moved, gate: Fence) -> Reply:
+def fence_reply(moved: Moved, gate: Fence) -> Reply[operators.Fence]:
     """The fence after a transition. Raises the conflicts."""
     if moved is Moved.MOVED:
         return Reply(200, shapes.fence_json(gate, secrets=True))
@@ -164,10 +168,10 @@ def fence_reply(moved: Moved, gate: Fence) -> Reply:
 # --- Verbs on a run ----------------------------------------------------------------------
 
 
-def verb_reply(outcome: Outcome, run: Run) -> Reply:
+def verb_reply(outcome: Outcome, run: Run) -> Reply[shown.VerbAnswer]:
     if outcome in LOSSES:
         raise loss(outcome, run)
-    body = {"outcome": outcome, "run": shapes.run_json(run)}
+    body: shown.VerbAnswer = {"outcome": outcome, "run": shapes.run_json(run)}
     return Reply(200, body, run_id=run.run_id)
 
 
@@ -183,7 +187,7 @@ def loss(outcome: Outcome, run: Run | None, **members: Any) -> Conflict:
     )
 
 
-def transition_reply(outcome: Outcome, run: Run, change: Transition) -> Reply:
+def transition_reply(outcome: Outcome, run: Run, change: Transition) -> Reply[shown.VerbAnswer]:
     """As `verb_reply`; an illegal transition says from where and to where."""
     if outcome is Outcome.ILLEGAL_TRANSITION:
         to = change.to if change.move is None else change.move.to

@@ -2,67 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fencepost import answers, bindings, errors, journal, limits, nouns, shapes, wire
+from fencepost import answers, bindings, bodies, journal, limits, shapes, wire
 from fencepost.bindings import GATES, Binding
-from fencepost.body import Body, hash_text, integer, one_of, parse
+from fencepost.body import ANYTHING, HASH, POSITIVE, Form, Member, Parser, one_of, too_large
 from fencepost.exchange import Reply, Request
-from fencepost.runs import Outcome
+from fencepost.journal import Head
+from fencepost.runs import LOSSES, Outcome, Owner
+from fencepost.wire import Page
 
-
-async def post_bindings(request: Request) -> Reply:
-    body = parse(await request.read_body())
-    owner = body.take("owner", nouns.owner)
-    wanted = body.take("bindings", _bindings)
-    head = body.take("expected_head", nouns.head, None)
-    body.done()
-    outcome, run, held = await bindings.bind(
-        request.db, request.params["run_id"], request.viewer, owner, wanted, expected_head=head
-    )
-    if outcome is Outcome.DELIVERY_REVISION_CONFLICT:
-        [other] = held
-        raise answers.loss(outcome, run, gate=other.gate, revision=other.revision)
-    reply = answers.verb_reply(outcome, run)
-    reply.body = {"outcome": outcome, "bindings": _items(held), "run": shapes.run_json(run)}
-    if outcome is Outcome.REPLAYED:
-        reply.headers["Idempotent-Replayed"] = "true"
-    return reply
-
-
-async def list_bindings(request: Request) -> Reply:
-    limit = wire.page_limit(request.query)
-    cursor = wire.cursor(request.query.get("cursor"), 2)
-    after = (0, "") if cursor is None else (wire.position(cursor[0]), cursor[1])
-    run_id, viewer = request.params["run_id"], request.viewer
-    page = await bindings.page(request.db, run_id, viewer, after, limit)
-    last = (str(page[-1].revision), page[-1].gate) if len(page) == limit else None
-    return Reply(200, {"items": _items(page), "cursor": wire.cursor_text(last)}, run_id=run_id)
-
-
-def _items(page: list[Binding]) -> list[shapes.Json]:
-    return [shapes.binding_json(binding) for binding in page]
-
-
-def _bindings(value: Any, name: str) -> list[Binding]:
-    if not isinstance(value, list) or not 1 <= len(value) <= limits.BINDINGS_MAX:
-        raise ValueError(f"{name!r} is a list of 1 to {limits.BINDINGS_MAX} bindings.")
-    found = [_binding(item, f"{name}[{index}]") for index, item in enumerate(value)]
-    if len({binding.place for binding in found}) < len(found):
-        raise ValueError(f"{name!r} names a gate and a revision twice.")
-    return found
-
-
-def _binding(value: Any, name: str) -> Binding:
-    body = Body(value, repr(name))
-    result = Binding(
-        body.take("gate", one_of(*GATES)),
-        body.take("revision", integer(1, limits.INTEGER_MAX)),
-        body.take("receipt_hash", hash_text),
-        body.take("approval_proof", _proof, None),
-    )
-    body.done()
-    return result
+if TYPE_CHECKING:
+    from fencepost import representations as shown
 
 
 def _proof(value: Any, name: str) -> str | None:
@@ -71,9 +22,104 @@ def _proof(value: Any, name: str) -> str | None:
         return None
     if not isinstance(value, dict):
         raise ValueError(f"{name!r} is a JSON object, or null.")
-    text, most = journal.canonical(value), limits.APPROVAL_PROOF_BYTES_MAX
-    if len(text) > most:
-        raise errors.InvalidRequest(
-            f"{name!r} is longer than {most} bytes. Nothing was written.", code="TOO_LARGE"
-        )
+    text = journal.canonical(value)
+    if len(text) > limits.APPROVAL_PROOF_BYTES_MAX:
+        raise too_large(name, limits.APPROVAL_PROOF_BYTES_MAX)
     return text.decode()
+
+
+_BINDING = Form(
+    "BindingRequest",
+    lambda gate, revision, receipt_hash, approval_proof: Binding(
+        gate, revision, receipt_hash, approval_proof
+    ),
+    {
+        "gate": Member(one_of(*GATES)),
+        "revision": Member(POSITIVE),
+        "receipt_hash": Member(HASH),
+        "approval_proof": Member(
+            Parser(
+                _proof,
+                {
+                    "type": ["object", "null"],
+                    "additionalProperties": {"$ref": ANYTHING},
+                    "description": f"At most {limits.APPROVAL_PROOF_BYTES_MAX} bytes.",
+                },
+            ),
+            None,
+        ),
+    },
+)
+
+
+def _bindings(value: Any, name: str) -> list[Binding]:
+    if not isinstance(value, list) or not 1 <= len(value) <= limits.BINDINGS_MAX:
+        raise ValueError(f"{name!r} is a list of 1 to {limits.BINDINGS_MAX} bindings.")
+    found = [_BINDING.read(item, f"{name}[{index}]") for index, item in enumerate(value)]
+    if len({binding.place for binding in found}) < len(found):
+        raise ValueError(f"{name!r} names a gate and a revision twice.")
+    return found
+
+
+class Deliveries(NamedTuple):
+    owner: Owner
+    bindings: list[Binding]
+    expected_head: Head | None
+
+
+BINDINGS = Form(
+    "BindingsRequest",
+    Deliveries,
+    {
+        "owner": bodies.OWNER,
+        "bindings": Member(
+            Parser(
+                _bindings,
+                {
+                    "type": "array",
+                    "items": _BINDING,
+                    "minItems": 1,
+                    "maxItems": limits.BINDINGS_MAX,
+                },
+            ),
+            about="No gate and revision twice. All of them are bound, or none.",
+        ),
+        "expected_head": bodies.EXPECTED_HEAD,
+    },
+)
+
+
+async def post_bindings(request: Request, asked: Deliveries) -> Reply[shown.Bound]:
+    """Bind deliveries to the run: all of them or none, and each once."""
+    owner, wanted, head = asked
+    outcome, run, held = await bindings.bind(
+        request.db, request.params["run_id"], request.viewer, owner, wanted, expected_head=head
+    )
+    if outcome is Outcome.DELIVERY_REVISION_CONFLICT:
+        [other] = held
+        raise answers.loss(outcome, run, gate=other.gate, revision=other.revision)
+    if outcome in LOSSES:
+        raise answers.loss(outcome, run)
+    shape: shown.Bound = {
+        "outcome": outcome,
+        "bindings": _items(held),
+        "run": shapes.run_json(run),
+    }
+    replayed = {"Idempotent-Replayed": "true"} if outcome is Outcome.REPLAYED else {}
+    return Reply(200, shape, replayed, run_id=run.run_id)
+
+
+AFTER_PLACE = wire.page((wire.POSITION, wire.TEXT))
+
+
+async def list_bindings(request: Request, page: Page) -> Reply[shown.Items[shown.Binding]]:
+    """What was delivered, by revision and gate."""
+    run_id, viewer, after = request.params["run_id"], request.viewer, page.cursor or (0, "")
+    found = await bindings.page(request.db, run_id, viewer, after, page.limit)
+    last = (str(found[-1].revision), found[-1].gate) if len(found) == page.limit else None
+    shape: shown.Items[shown.Binding] = {"items": _items(found), "cursor": wire.cursor_text(last)}
+    return Reply(200, shape, run_id=run_id)
+
+
+def _items(page: list[Binding]) -> list[shown.Binding]:
+    return [shapes.binding_json(binding) for binding in page]

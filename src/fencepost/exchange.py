@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fencepost.d1 import Database
 from fencepost.identifiers import Principal
@@ -14,7 +14,8 @@ from fencepost.identifiers import Principal
 class Request:
     """One HTTP request. `header` takes any case of a name; the body is read on demand, once.
 
-    `params`, `principal` and `scopes` are set by the dispatch before a handler runs.
+    `params`, `principal`, `scopes` and `named` (the headers that the route declares, read) are
+    set by the dispatch before a handler runs.
     """
 
     method: str
@@ -27,6 +28,7 @@ class Request:
     params: dict[str, str] = field(default_factory=dict)
     principal: Principal | None = None
     scopes: frozenset[str] = frozenset()
+    named: dict[str, Any] = field(default_factory=dict)
 
     @property
     def sender(self) -> Principal:
@@ -40,12 +42,18 @@ class Request:
         return None if "operate" in self.scopes else self.principal
 
 
+T = TypeVar("T")
+
+
 @dataclass(slots=True)
-class Reply:
-    """A status, a body (JSON, or a str as it is) and headers; `run_id` is for the log line."""
+class Reply(Generic[T]):
+    """A status, a body (JSON, or a str as it is) and headers; `run_id` is for the log line.
+
+    What a handler says that it replies is what the API document shows.
+    """
 
     status: int
-    body: Any
+    body: T
     headers: dict[str, str] = field(default_factory=dict)
     content_type: str = "application/json"
     code: str | None = None

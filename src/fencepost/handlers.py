@@ -1,21 +1,18 @@
-"""One small function a route: parse, call the noun, shape the answer."""
+"""One small function a route: ask the noun, shape the answer. Bodies and queries come in read."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import fencepost
 from fencepost import (
     answers,
     auth,
-    body,
     cancellation,
     claims,
-    errors,
     fence,
-    limits,
     lineage,
-    nouns,
     ownership,
     problems,
     release,
@@ -25,16 +22,27 @@ from fencepost import (
     transition,
     wire,
 )
+from fencepost.bodies import Verb
+from fencepost.d1 import Database
+from fencepost.decision import Start
 from fencepost.exchange import Reply, Request
-from fencepost.runs import Outcome, RunStatus
+from fencepost.identifiers import Principal
+from fencepost.runs import Outcome, Owner, Run
+from fencepost.transition import Transition
+from fencepost.wire import Page
+
+if TYPE_CHECKING:
+    from fencepost import operator_representations as operators
+    from fencepost import representations as shown
 
 # --- Starts ------------------------------------------------------------------------------
 
 
-async def post_start(request: Request) -> Reply:
-    key = wire.idempotency_key(request.header("idempotency-key"))
-    start = wire.start(key, request.sender, await _body(request))
-    wait_s = wire.preferred_wait_s(request.header("prefer"))
+async def post_start(request: Request, asked: partial[Start]) -> Reply[shown.StartAnswer]:
+    """Start the run that the key means, or say what became of it."""
+    key = wire.IDEMPOTENCY_KEY.of(request)
+    wait_s = wire.PREFER_WAIT.of(request)
+    start = asked(key=key, principal=request.sender)
     decision, seen = await starts.start(request.db, start, wait_s=wait_s)
     reply = answers.start_reply(decision, seen)
     if wait_s:
@@ -42,21 +50,20 @@ async def post_start(request: Request) -> Reply:
     return reply
 
 
-async def get_start(request: Request) -> Reply:
+async def get_start(request: Request, _: None) -> Reply[shown.SeenStart]:
+    """The reservation of a key and its run."""
     held, run = await release.find(request.db, request.params["key"], request.viewer)
-    shape = {
+    shape: shown.SeenStart = {
         "reservation": shapes.reservation_json(held),
-        "run": run and shapes.run_json(run),
+        "run": None if run is None else shapes.run_json(run),
     }
     return Reply(200, shape, run_id=held.run_id)
 
 
-async def post_release(request: Request) -> Reply:
-    members = await _body(request)
-    owner = members.take("owner", nouns.owner)
-    members.done()
+async def post_release(request: Request, asked: Verb) -> Reply[shown.Settled]:
+    """Give a start back that did not execute: its key can be started again."""
     key, viewer = request.params["key"], request.viewer
-    outcome, held, run = await release.release(request.db, key, viewer, owner)
+    outcome, held, run = await release.release(request.db, key, viewer, asked.owner)
     if outcome is not Outcome.RELEASED:
         raise answers.loss(outcome, run)
     return answers.settled_reply(outcome, held, run)
@@ -65,121 +72,124 @@ async def post_release(request: Request) -> Reply:
 # --- Runs --------------------------------------------------------------------------------
 
 
-async def get_run(request: Request) -> Reply:
-    wait_s = wire.query_integer(request.query, "wait", 0, 0, limits.WAIT_S_MAX)
+async def get_run(request: Request, wait_s: int) -> Reply[shown.Run]:
+    """A run, with state and result; with `wait`, once it ended."""
     run = await snapshot.wait_for_end(request.db, request.params["run_id"], request.viewer, wait_s)
     return Reply(200, shapes.run_json(run), run_id=run.run_id)
 
 
-async def list_runs(request: Request) -> Reply:
-    query = request.query
-    limit = wire.page_limit(query)
-    status = query.get("status")
-    if status is not None and status not in frozenset(RunStatus):
-        raise errors.InvalidRequest(f"Query parameter status is one of {', '.join(RunStatus)}.")
-    after: Any = wire.cursor(query.get("cursor"), 3)
-    runs = await snapshot.page(
-        request.db, request.viewer, RunStatus(status) if status else None, after, limit
-    )
-    last = runs[-1] if len(runs) == limit else None
-    position = None if last is None else (*last.principal, last.run_id)
+async def list_runs(request: Request, page: wire.Runs) -> Reply[shown.Items[shown.RunSummary]]:
+    """The runs that the caller may see, oldest first."""
+    runs = await snapshot.page(request.db, request.viewer, page.status, page.cursor, page.limit)
+    last = runs[-1] if len(runs) == page.limit else None
+    return _page(runs, None if last is None else (*last.principal, last.run_id))
+
+
+def _page(runs: list[Run], last: tuple[str, ...] | None) -> Reply[shown.Items[shown.RunSummary]]:
     items = [shapes.run_json(run, content=False) for run in runs]
-    return Reply(200, {"items": items, "cursor": wire.cursor_text(position)})
+    return Reply(200, {"items": items, "cursor": wire.cursor_text(last)})
 
 
-async def post_own(request: Request) -> Reply:
-    taken = await wire.verb(request, lease=True, evidence=True)
+Where = tuple[Database, str, Principal | None, Owner]
+
+
+def _where(request: Request, asked: Verb) -> Where:
+    """What every verb of an owner takes first."""
+    return request.db, request.params["run_id"], request.viewer, asked.owner
+
+
+async def post_own(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
+    """Own a run that waits for an owner, or, with evidence, one whose lease lapsed."""
+    _, lease_ms, evidence = asked
     return answers.verb_reply(
-        *await ownership.own(*taken.where, lease_ms=taken.lease_ms, evidence=taken.evidence)
+        *await ownership.own(*_where(request, asked), lease_ms=lease_ms, evidence=evidence)
     )
 
 
-async def post_heartbeat(request: Request) -> Reply:
-    taken = await wire.verb(request, lease=True)
-    return answers.verb_reply(*await ownership.heartbeat(*taken.where, lease_ms=taken.lease_ms))
+async def post_heartbeat(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
+    """Renew the lease."""
+    return answers.verb_reply(
+        *await ownership.heartbeat(*_where(request, asked), lease_ms=asked.lease_ms)
+    )
 
 
-async def post_reconfirm(request: Request) -> Reply:
-    taken = await wire.verb(request)
-    return answers.verb_reply(*await ownership.reconfirm(*taken.where))
+async def post_reconfirm(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
+    """Renew the lease, by a process that is not sure whether it still holds the run."""
+    return answers.verb_reply(*await ownership.reconfirm(*_where(request, asked)))
 
 
-async def post_claim(request: Request) -> Reply:
-    taken = await wire.verb(request, lease=True)
-    return answers.verb_reply(*await claims.claim(*taken.where, lease_ms=taken.lease_ms))
+async def post_claim(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
+    """Hold a run that waits for an owner, for `activate`."""
+    return answers.verb_reply(*await claims.claim(*_where(request, asked), lease_ms=asked.lease_ms))
 
 
-async def post_activate(request: Request) -> Reply:
-    taken = await wire.verb(request)
-    return answers.verb_reply(*await claims.activate(*taken.where))
+async def post_activate(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
+    """Turn one's claim into the ownership of the run."""
+    return answers.verb_reply(*await claims.activate(*_where(request, asked)))
 
 
-async def post_steal(request: Request) -> Reply:
-    taken = await wire.verb(request, evidence=True)
-    return answers.verb_reply(*await claims.steal(*taken.where, taken.evidence))
+async def post_steal(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
+    """Claim a run from an owner that is believed dead."""
+    return answers.verb_reply(*await claims.steal(*_where(request, asked), asked.evidence))
 
 
-async def post_abandon(request: Request) -> Reply:
-    taken = await wire.verb(request)
-    return answers.verb_reply(*await claims.abandon(*taken.where))
+async def post_abandon(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
+    """Let go of one's claim."""
+    return answers.verb_reply(*await claims.abandon(*_where(request, asked)))
 
 
-async def post_recover(request: Request) -> Reply:
-    taken = await wire.verb(request, evidence=True)
-    return answers.verb_reply(*await claims.recover(*taken.where, taken.evidence))
+async def post_recover(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
+    """Clear the claim of a claimant that is believed dead."""
+    return answers.verb_reply(*await claims.recover(*_where(request, asked), asked.evidence))
 
 
-async def post_acknowledge_cancel(request: Request) -> Reply:
-    taken = await wire.verb(request)
-    return answers.verb_reply(*await cancellation.acknowledge(*taken.where))
+async def post_acknowledge_cancel(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
+    """The owner has seen the request for a cancel."""
+    return answers.verb_reply(*await cancellation.acknowledge(*_where(request, asked)))
 
 
-async def post_cancel(request: Request) -> Reply:
-    (await _body(request)).done()
+async def post_cancel(request: Request, _: None) -> Reply[shown.VerbAnswer]:
+    """Request the cancel of a run, once."""
     where = (request.db, request.params["run_id"], request.viewer, request.sender)
     return answers.verb_reply(*await cancellation.cancel(*where))
 
 
-async def post_cancel_lineage(request: Request) -> Reply:
-    (await _body(request)).done()
+async def post_cancel_lineage(request: Request, _: None) -> Reply[shown.VerbAnswer]:
+    """Request the cancel of every round that has not ended; answers the last round."""
     where = (request.db, request.params["run_id"], request.viewer, request.sender)
     return answers.verb_reply(*await cancellation.cancel_lineage(*where))
 
 
-async def get_lineage(request: Request) -> Reply:
-    limit = wire.page_limit(request.query)
-    after = wire.cursor(request.query.get("cursor"), 2)
-    position = None if after is None else (wire.position(after[0]), after[1])
-    runs = await lineage.page(request.db, request.params["run_id"], request.viewer, position, limit)
-    last = runs[-1] if len(runs) == limit else None
+AFTER_ROUND = wire.page((wire.POSITION, wire.TEXT))
+
+
+async def get_lineage(request: Request, page: Page) -> Reply[shown.Items[shown.RunSummary]]:
+    """The rounds of one logical run."""
+    run_id, viewer = request.params["run_id"], request.viewer
+    runs = await lineage.page(request.db, run_id, viewer, page.cursor, page.limit)
+    last = runs[-1] if len(runs) == page.limit else None
     round = last.lineage.round if last and last.lineage else -1
-    keys = None if last is None else (str(round), last.run_id)
-    items = [shapes.run_json(run, content=False) for run in runs]
-    return Reply(200, {"items": items, "cursor": wire.cursor_text(keys)})
+    return _page(runs, None if last is None else (str(round), last.run_id))
 
 
-async def get_latest(request: Request) -> Reply:
+async def get_latest(request: Request, _: None) -> Reply[shown.Run]:
+    """The last round of a run's lineage."""
     run = await lineage.latest(request.db, request.params["run_id"], request.viewer)
     return Reply(200, shapes.run_json(run), run_id=run.run_id)
 
 
-async def list_ownership(request: Request) -> Reply:
-    limit = wire.page_limit(request.query)
-    after = wire.cursor(request.query.get("cursor"), 1)
-    facts = await ownership.facts(
-        request.db,
-        request.params["run_id"],
-        request.viewer,
-        wire.position(after[0]) if after else 0,
-        limit,
-    )
-    last = (str(facts[-1].sequence),) if len(facts) == limit else None
+async def list_ownership(request: Request, page: Page) -> Reply[shown.Items[shown.Fact]]:
+    """Who owned a run, and when."""
+    run_id, viewer = request.params["run_id"], request.viewer
+    [after] = page.cursor or (0,)
+    facts = await ownership.facts(request.db, run_id, viewer, after, page.limit)
+    last = (str(facts[-1].sequence),) if len(facts) == page.limit else None
     items = [shapes.fact_json(fact) for fact in facts]
     return Reply(200, {"items": items, "cursor": wire.cursor_text(last)})
 
 
-async def post_transition(request: Request) -> Reply:
-    change = wire.transition(await _body(request))
+async def post_transition(request: Request, change: Transition) -> Reply[shown.VerbAnswer]:
+    """Checkpoint, suspend or end a run that the caller owns; move its machine."""
     run_id = request.params["run_id"]
     outcome, run = await transition.transition(request.db, run_id, request.viewer, change)
     return answers.transition_reply(outcome, run, change)
@@ -188,18 +198,15 @@ async def post_transition(request: Request) -> Reply:
 # --- The deployment ----------------------------------------------------------------------
 
 
-async def get_health(request: Request) -> Reply:
+async def get_health(request: Request, deep: bool) -> Reply[operators.Health]:
     """Without a token and without D1; `?deep=1` reads the fence, with scope `read`."""
-    shape = {"status": "ok", "version": fencepost.__version__}
-    if request.query.get("deep") == "1":
+    shape: operators.Health = {"status": "ok", "version": fencepost.__version__}
+    if deep:
         auth.admit(request, ("read",))
         shape["fence"] = (await fence.read(request.db)).state
     return Reply(200, shape)
 
 
-async def get_error_docs(request: Request) -> Reply:
+async def get_error_docs(request: Request, _: None) -> Reply[str]:
+    """The problem codes, as Markdown."""
     return Reply(200, problems.as_markdown(), content_type="text/markdown; charset=utf-8")
-
-
-async def _body(request: Request) -> body.Body:
-    return body.parse(await request.read_body())

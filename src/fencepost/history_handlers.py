@@ -1,77 +1,33 @@
-"""The routes of a run's history."""
+"""The routes of a run's history: what they take, and what they answer."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fencepost import answers, body, errors, events, journal, limits, nouns, shapes, subjects, wire
+from fencepost import answers, bodies, events, journal, limits, nouns, shapes, subjects, wire
+from fencepost.body import IDENTIFIER, Form, Member, Parser, stored_json, too_large
 from fencepost.events import Append
 from fencepost.exchange import Reply, Request
-from fencepost.runs import LOSSES
+from fencepost.runs import LOSSES, Owner
+from fencepost.wire import Page
+
+if TYPE_CHECKING:
+    from fencepost import representations as shown
 
 
-async def list_events(request: Request) -> Reply:
-    limit = wire.page_limit(request.query)
-    after = wire.cursor(request.query.get("cursor"), 1)
+async def list_events(request: Request, page: Page) -> Reply[shown.Items[shown.Event]]:
+    """The events of a run, in order."""
+    [after] = page.cursor or (0,)
     run, found = await events.page(
-        request.db,
-        request.params["run_id"],
-        request.viewer,
-        wire.position(after[0]) if after else 0,
-        limit,
+        request.db, request.params["run_id"], request.viewer, after, page.limit
     )
-    last = (str(found[-1].event.sequence),) if len(found) == limit else None
+    last = (str(found[-1].event.sequence),) if len(found) == page.limit else None
     items = [shapes.event_json(stored.event, stored.created_at_ms) for stored in found]
     return Reply(200, {"items": items, "cursor": wire.cursor_text(last)}, run_id=run.run_id)
 
 
-async def post_event(request: Request) -> Reply:
-    members = body.parse(await request.read_body())
-    addition = Append(
-        type=members.take("type", _type),
-        payload=members.take("payload", _payload, {}),
-        owner=members.take("owner", nouns.owner, None),
-        expected_head=members.take("expected_head", nouns.head, None),
-    )
-    members.done()
-    outcome, run, event = await events.append(
-        request.db, request.params["run_id"], request.viewer, addition
-    )
-    if event is None or outcome in LOSSES:
-        raise answers.loss(outcome, run)
-    shape = {
-        "outcome": outcome,
-        "event": shapes.event_json(event, run.updated_at_ms),
-        "run": shapes.run_json(run),
-    }
-    return Reply(200, shape, run_id=run.run_id)
-
-
-async def post_bind_change(request: Request) -> Reply:
-    members = body.parse(await request.read_body())
-    owner = members.take("owner", nouns.owner)
-    change = members.take("change", nouns.change)
-    members.done()
-    run_id = request.params["run_id"]
-    return answers.verb_reply(
-        *await subjects.bind_change(request.db, run_id, request.viewer, owner, change)
-    )
-
-
-async def get_integrity(request: Request) -> Reply:
-    found = await events.integrity(request.db, request.params["run_id"], request.viewer)
-    broken = None if found.intact else {"sequence": found.sequence, "rule": found.rule}
-    shape = {
-        "intact": found.intact,
-        "events": found.events,
-        "head": {"sequence": found.head.sequence, "hash": found.head.hash},
-        "first_broken": broken,
-    }
-    return Reply(200, shape)
-
-
 def _type(value: Any, name: str) -> str:
-    type = body.identifier(value, name)
+    type = IDENTIFIER.read(value, name)
     if type in journal.PRODUCT_TYPES:
         raise ValueError(f"{name!r} is one that only the service itself appends.")
     return type
@@ -79,8 +35,67 @@ def _type(value: Any, name: str) -> str:
 
 def _payload(value: Any, name: str) -> Any:
     if len(journal.canonical(value)) > limits.PAYLOAD_BYTES_MAX:
-        raise errors.InvalidRequest(
-            f"{name!r} is longer than {limits.PAYLOAD_BYTES_MAX} bytes. Nothing was written.",
-            code="TOO_LARGE",
-        )
+        raise too_large(name, limits.PAYLOAD_BYTES_MAX)
     return value
+
+
+EVENT = Form(
+    "EventRequest",
+    Append,
+    {
+        "type": Member(
+            Parser(_type, {**IDENTIFIER.schema, "not": {"enum": sorted(journal.PRODUCT_TYPES)}}),
+            about="Not one that only the service itself appends.",
+        ),
+        "payload": Member(Parser(_payload, stored_json(limits.PAYLOAD_BYTES_MAX).schema), {}),
+        "owner": Member(nouns.OWNER, None, "Named, it must hold the run."),
+        "expected_head": bodies.EXPECTED_HEAD,
+    },
+)
+
+
+class ChangeOf(NamedTuple):
+    owner: Owner
+    change: str
+
+
+BIND_CHANGE = Form(
+    "BindChangeRequest", ChangeOf, {"owner": bodies.OWNER, "change": Member(nouns.CHANGE)}
+)
+
+
+async def post_event(request: Request, addition: Append) -> Reply[shown.Appended]:
+    """Add an event of one's own."""
+    outcome, run, event = await events.append(
+        request.db, request.params["run_id"], request.viewer, addition
+    )
+    if event is None or outcome in LOSSES:
+        raise answers.loss(outcome, run)
+    shape: shown.Appended = {
+        "outcome": outcome,
+        "event": shapes.event_json(event, run.updated_at_ms),
+        "run": shapes.run_json(run),
+    }
+    return Reply(200, shape, run_id=run.run_id)
+
+
+async def post_bind_change(request: Request, asked: ChangeOf) -> Reply[shown.VerbAnswer]:
+    """Give a provisional design run the change that it turned out to be."""
+    run_id = request.params["run_id"]
+    return answers.verb_reply(
+        *await subjects.bind_change(request.db, run_id, request.viewer, asked.owner, asked.change)
+    )
+
+
+async def get_integrity(request: Request, _: None) -> Reply[shown.Integrity]:
+    """Whether anybody has altered the history: every hash is computed again."""
+    found = await events.integrity(request.db, request.params["run_id"], request.viewer)
+    shape: shown.Integrity = {
+        "intact": found.intact,
+        "events": found.events,
+        "head": {"sequence": found.head.sequence, "hash": found.head.hash},
+        "first_broken": None,
+    }
+    if found.rule is not None:
+        shape["first_broken"] = {"sequence": found.sequence, "rule": found.rule}
+    return Reply(200, shape)

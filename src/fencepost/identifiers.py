@@ -11,11 +11,14 @@ from typing import NamedTuple
 from fencepost import limits
 
 # contracts 1.1: path-safe, 1–200 characters, and not a path segment that URLs resolve away.
-_IDENTIFIER = re.compile(rf"(?!\.{{1,2}}\Z)[A-Za-z0-9._~-]{{1,{limits.IDENTIFIER_CHARS_MAX}}}")
+# As JavaScript writes it, too: the API document shows the patterns.
+IDENTIFIER_PATTERN = rf"(?!\.{{1,2}}$)[A-Za-z0-9._~-]{{1,{limits.IDENTIFIER_CHARS_MAX}}}"
+_IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 # contracts 4: a letter or digit at both ends.
-_OPERATION_ID = re.compile(
+OPERATION_ID_PATTERN = (
     rf"[A-Za-z0-9](?:[A-Za-z0-9._:-]{{0,{limits.OPERATION_ID_CHARS_MAX - 2}}}[A-Za-z0-9])?"
 )
+_OPERATION_ID = re.compile(OPERATION_ID_PATTERN)
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencepost import errors, shapes
 from fencepost.d1 import NOW_MS, Reader, Row, Statement
 from fencepost.operations import Operation
 from fencepost.reservation import Reservation
 from fencepost.runs import Run
+
+if TYPE_CHECKING:
+    from fencepost import operator_representations as operators
 
 # Tables that hold no work of their own, and why; the census test knows every table.
 EXCUSED = {
@@ -102,10 +105,12 @@ CATEGORIES = {
 }
 
 
-def _operation(operation: Operation) -> shapes.Json:
-    expires_at_ms = operation.lease_expires_at_ms
-    shape = shapes.seen_operation_json(operation)
-    return {"run_id": operation.run_id, **shape, "lease_expires_at_ms": expires_at_ms}
+def _operation(operation: Operation) -> operators.OwedOperation:
+    return {
+        "run_id": operation.run_id,
+        **shapes.seen_operation_json(operation),
+        "lease_expires_at_ms": operation.lease_expires_at_ms,
+    }
 
 
 @dataclass(frozen=True, slots=True)

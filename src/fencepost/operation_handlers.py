@@ -3,88 +3,158 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from fencepost import body as bodies
-from fencepost import errors, journal, leases, limits, nouns, operations, shapes
-from fencepost.body import Body, boolean, integer, owner_field, stored_json
+from fencepost import bodies, errors, journal, leases, limits, operations, shapes
+from fencepost.body import (
+    ANYTHING,
+    BOOLEAN,
+    OWNER_FIELD,
+    Form,
+    Member,
+    Parser,
+    integer,
+    stored_json,
+)
 from fencepost.exchange import Reply, Request
 from fencepost.operations import LOSSES, Operation, Outcome, Step
 from fencepost.problems import PROBLEMS
+from fencepost.runs import Owner
 
-_ttl_ms = integer(1, limits.OPERATION_TTL_MS_MAX)
+if TYPE_CHECKING:
+    from fencepost import representations as shown
+
+# --- Operations --------------------------------------------------------------------------
 
 
-async def post_acquire(request: Request) -> Reply:
-    step, members = await _step(request)
-    ttl_ms = members.take("ttl_ms", _ttl_ms)
-    fingerprint = members.take("payload", _fingerprint, None) or journal.digest(None)
-    preempt = members.take("preempt", boolean, False)
-    exclusive = members.take("exclusive", boolean, False)
-    members.done()
+class Acquire(NamedTuple):
+    owner: Owner
+    ttl_ms: int
+    fingerprint: str
+    preempt: bool
+    exclusive: bool
+
+
+def _acquire(
+    owner: Owner, ttl_ms: int, payload: str | None, preempt: bool, exclusive: bool
+) -> Acquire:
     if preempt and exclusive:
         raise errors.InvalidRequest("'preempt' and 'exclusive' do not go together.")
+    return Acquire(owner, ttl_ms, payload or journal.digest(None), preempt, exclusive)
+
+
+_TTL_MS = Member(integer(1, limits.OPERATION_TTL_MS_MAX), about="How long the lease holds.")
+_TOKEN = Member(OWNER_FIELD, about="The token of the lease.")
+
+ACQUIRE = Form(
+    "AcquireRequest",
+    _acquire,
+    {
+        "owner": bodies.OWNER,
+        "ttl_ms": _TTL_MS,
+        "payload": Member(
+            Parser(lambda value, name: journal.digest(value), {"$ref": ANYTHING}),
+            None,
+            "What the step does; omitted, it is null. Another payload is another operation.",
+        ),
+        "preempt": Member(BOOLEAN, False, "Take the lease over while it holds."),
+        "exclusive": Member(BOOLEAN, False, "Lose, where the lease would be shared."),
+    },
+    {
+        "anyOf": [
+            {"properties": {"preempt": {"const": False}}},
+            {"properties": {"exclusive": {"const": False}}},
+        ]
+    },
+    "`preempt` and `exclusive` do not go together.",
+)
+
+
+class Held(NamedTuple):
+    """What the holder of a lease sends; `outcome` is JSON text."""
+
+    owner: Owner
+    token: str
+    ttl_ms: int = 0
+    outcome: str = ""
+
+
+HELD = Form("HeldRequest", Held, {"owner": bodies.OWNER, "token": _TOKEN})
+RENEW = Form("RenewRequest", Held, {"owner": bodies.OWNER, "token": _TOKEN, "ttl_ms": _TTL_MS})
+COMMIT = Form(
+    "CommitRequest",
+    Held,
+    {
+        "owner": bodies.OWNER,
+        "token": _TOKEN,
+        "outcome": Member(stored_json(limits.RESULT_BYTES_MAX)),
+    },
+)
+
+# --- Handlers ----------------------------------------------------------------------------
+
+
+async def post_acquire(request: Request, asked: Acquire) -> Reply[shown.StepAnswer]:
+    """Lease an operation, or learn its outcome."""
+    step = _step(request, asked.owner)
     return _reply(
         *await leases.acquire(
-            request.db, step, fingerprint, ttl_ms, preempt=preempt, exclusive=exclusive
+            request.db,
+            step,
+            asked.fingerprint,
+            asked.ttl_ms,
+            preempt=asked.preempt,
+            exclusive=asked.exclusive,
         ),
         step,
     )
 
 
-async def post_renew(request: Request) -> Reply:
-    step, members = await _step(request)
-    token, ttl_ms = members.take("token", owner_field), members.take("ttl_ms", _ttl_ms)
-    members.done()
-    return _reply(*await leases.renew(request.db, step, token, ttl_ms), step)
+async def post_renew(request: Request, asked: Held) -> Reply[shown.StepAnswer]:
+    """Let the lease hold for `ttl_ms` from now on, or as long as before."""
+    step = _step(request, asked.owner)
+    return _reply(*await leases.renew(request.db, step, asked.token, asked.ttl_ms), step)
 
 
-async def post_assert(request: Request) -> Reply:
-    step, members = await _step(request)
-    token = members.take("token", owner_field)
-    members.done()
-    return _reply(*await leases.assert_held(request.db, step, token), step)
+async def post_assert(request: Request, asked: Held) -> Reply[shown.StepAnswer]:
+    """Whether the lease holds."""
+    step = _step(request, asked.owner)
+    return _reply(*await leases.assert_held(request.db, step, asked.token), step)
 
 
-async def post_commit(request: Request) -> Reply:
-    step, members = await _step(request)
-    token = members.take("token", owner_field)
-    outcome_json = members.take("outcome", stored_json(limits.RESULT_BYTES_MAX))
-    members.done()
-    return _reply(*await leases.commit(request.db, step, token, outcome_json), step)
+async def post_commit(request: Request, asked: Held) -> Reply[shown.StepAnswer]:
+    """Store the outcome, for ever, and end the lease."""
+    step = _step(request, asked.owner)
+    return _reply(*await leases.commit(request.db, step, asked.token, asked.outcome), step)
 
 
-async def post_interrupt(request: Request) -> Reply:
-    step, members = await _step(request)
-    token = members.take("token", owner_field)
-    members.done()
-    return _reply(*await leases.interrupt(request.db, step, token), step)
+async def post_interrupt(request: Request, asked: Held) -> Reply[shown.StepAnswer]:
+    """End the lease without an outcome."""
+    step = _step(request, asked.owner)
+    return _reply(*await leases.interrupt(request.db, step, asked.token), step)
 
 
-async def get_operation(request: Request) -> Reply:
+async def get_operation(request: Request, _: None) -> Reply[shown.SeenOperation]:
+    """The operation and its lease."""
     run_id, id = request.params["run_id"], request.params["op"].lower()
     found = await operations.read(request.db, run_id, request.viewer, id)
-    lease = None if found.lapsed else shapes.lease_json(found)
-    shape = {"operation": shapes.seen_operation_json(found), "lease": lease}
+    shape: shown.SeenOperation = {
+        "operation": shapes.seen_operation_json(found),
+        "lease": None if found.lapsed else shapes.lease_json(found),
+    }
     return Reply(200, shape, run_id=run_id)
 
 
-async def _step(request: Request) -> tuple[Step, Body]:
-    """Whose step it is, and what is left of the body."""
-    members = bodies.parse(await request.read_body())
-    owner = members.take("owner", nouns.owner)
+def _step(request: Request, owner: Owner) -> Step:
+    """Whose step it is."""
     params = request.params
-    return Step(params["run_id"], request.viewer, owner, params["op"].lower()), members
+    return Step(params["run_id"], request.viewer, owner, params["op"].lower())
 
 
-def _fingerprint(value: Any, name: str) -> str:
-    return journal.digest(value)
-
-
-def _reply(outcome: Outcome, found: Operation | None, step: Step) -> Reply:
+def _reply(outcome: Outcome, found: Operation | None, step: Step) -> Reply[shown.StepAnswer]:
     if outcome in LOSSES or found is None:
         raise _loss(outcome, found)
-    shape = {
+    shape: shown.StepAnswer = {
         "outcome": outcome,
         "operation": shapes.operation_json(found),
         "lease": shapes.lease_json(found),

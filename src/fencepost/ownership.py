@@ -175,6 +175,9 @@ async def reconfirm(
 # --- Facts -------------------------------------------------------------------------------
 
 
+FACTS = ("claimed", "activated", "released", "stolen", "expired")
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """A row of fencepost_ownership. `granted_at_ms` is None for letting go of an ownership."""
@@ -198,7 +201,7 @@ class Fact:
 _FACT_RULES: Rules = (
     (
         "type is claimed, activated, released, stolen or expired",
-        lambda row: row["type"] in ("claimed", "activated", "released", "stolen", "expired"),
+        lambda row: row["type"] in FACTS,
     ),
     (
         "numbers are whole",

@@ -18,7 +18,8 @@ from fencepost.d1 import Database
 from fencepost.exchange import Reply, Request
 from fencepost.identifiers import Principal, is_identifier, is_operation_id
 from fencepost.problems import PROBLEMS
-from fencepost.table import ROUTES, Route
+from fencepost.route import Route
+from fencepost.table import ROUTES
 
 # What `json.dumps` would make anew for each text.
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -30,7 +31,7 @@ _SEGMENTS = tuple((route, route.pattern.split("/")) for route in ROUTES)
 _GUARD = schema_guard.Guard()
 
 
-def find_route(request: Request) -> Route:
+def find_route(request: Request) -> Route[Any]:
     """The route of a request; sets `request.params`. Raises NotFound, or 405 with Allow."""
     segments = request.path.split("/")
     allowed = []
@@ -74,7 +75,7 @@ def _check_params(params: dict[str, str]) -> None:
             raise errors.NotFound(f"{PROBLEMS[code].title}.", code=code)
 
 
-async def answer(request: Request) -> tuple[Reply, str | None]:
+async def answer(request: Request) -> tuple[Reply[Any], str | None]:
     """The reply to a request, and the pattern of its route. Never raises an Exception."""
     pattern = None
     try:
@@ -83,7 +84,14 @@ async def answer(request: Request) -> tuple[Reply, str | None]:
         if route.scopes:
             auth.admit(request, route.scopes)
         _check_params(request.params)
-        return await route.handler(request), pattern
+        for header in route.headers:
+            request.named[header.name] = header.read(request.header(header.name))
+        takes = route.takes
+        if route.method == "GET":
+            asked = takes.query(request.query)
+        else:
+            asked = takes.parse(await request.read_body())
+        return await route.handler(request, asked), pattern
     except errors.FencepostError as failure:
         error = failure
         if isinstance(failure, errors.StorageError):
@@ -106,7 +114,7 @@ async def _explained(request: Request, failure: errors.FencepostError) -> errors
     return await schema_guard.explain(request.db, failure)
 
 
-def problem_reply(error: errors.FencepostError) -> Reply:
+def problem_reply(error: errors.FencepostError) -> Reply[Any]:
     """The problem document of an error; `code` and `retry` tell a client what to do next."""
     problem = error.problem
     body = {
@@ -128,7 +136,7 @@ def problem_reply(error: errors.FencepostError) -> Reply:
     return Reply(problem.status, body, headers, "application/problem+json", error.code, run_id)
 
 
-def log_line(request: Request, reply: Reply, pattern: str | None, elapsed_ms: float) -> str:
+def log_line(request: Request, reply: Reply[Any], pattern: str | None, elapsed_ms: float) -> str:
     """One JSON line a request: never a token, an input or a state."""
     principal = request.principal
     return _dumps(
@@ -235,7 +243,7 @@ def _too_large() -> errors.InvalidRequest:
     )
 
 
-def _send(reply: Reply, db: Database) -> Any:
+def _send(reply: Reply[Any], db: Database) -> Any:
     javascript = _javascript()
     branch = f', commit;desc="{db.branch}"' if db.branch else ""
     headers = {

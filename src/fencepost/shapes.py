@@ -3,61 +3,82 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from fencepost import errors, operations
 from fencepost.audit import Entry
 from fencepost.bindings import Binding
 from fencepost.fence import Fence
+from fencepost.identifiers import Target
 from fencepost.journal import Event
 from fencepost.operations import Operation, OperationState
 from fencepost.ownership import Fact
 from fencepost.reservation import Reservation
-from fencepost.runs import MachineState, Owner, Run
+from fencepost.runs import Claim, MachineState, Owner, Run
 
-Json = dict[str, Any]
+if TYPE_CHECKING:
+    from fencepost import operator_representations as operators
+    from fencepost import representations as shown
 
 
-def owner_json(owner: Owner | None) -> Json | None:
-    if owner is None:
-        return None
+def owner_json(owner: Owner) -> shown.Owner:
     return {"host_id": owner.host_id, "pid": owner.pid, "nonce": owner.nonce}
 
 
-def run_json(run: Run, *, content: bool = True) -> Json:
+def target_json(target: Target) -> shown.Target:
+    shape: shown.Target = {"kind": target.kind, "id": target.id}
+    if target.thread_id is not None:
+        shape["thread_id"] = target.thread_id
+    return shape
+
+
+@overload
+def run_json(run: Run, *, content: Literal[True] = True) -> shown.Run: ...
+@overload
+def run_json(run: Run, *, content: Literal[False]) -> shown.RunSummary: ...
+def run_json(run: Run, *, content: bool = True) -> shown.Run | shown.RunSummary:
     """RUN of design 11; without `content`, state and result are left out (lists, losses)."""
     claim, rounds = run.claim, run.lineage
-    shape: Json = {
+    shape: shown.RunSummary = {
         "run_id": run.run_id,
         "status": run.status,
-        "target": run.target.as_json(),
-        "owner": owner_json(run.owner),
+        "target": target_json(run.target),
+        "owner": None if run.owner is None else owner_json(run.owner),
         "generation": run.generation,
         "heartbeat_at_ms": run.heartbeat_at_ms,
         "lease_expires_at_ms": run.lease_expires_at_ms,
-        "claim": claim and {"owner": owner_json(claim.owner), "claimed_at_ms": claim.claimed_at_ms},
+        "claim": None if claim is None else _claim_json(claim),
         "created_at_ms": run.created_at_ms,
         "started_at_ms": run.started_at_ms,
         "finished_at_ms": run.finished_at_ms,
         "cancel_requested_at_ms": run.cancel_requested_at_ms,
         "cancel_acknowledged_at_ms": run.cancel_acknowledged_at_ms,
         "parent_run_id": run.parent_run_id,
-        "lineage": rounds and {"id": rounds.id, "round": rounds.round},
+        "lineage": None if rounds is None else {"id": rounds.id, "round": rounds.round},
         "head": {"sequence": run.head.sequence, "hash": run.head.hash},
         "machine": _machine_json(run.machine),
     }
-    if content:
-        shape["state"] = _stored("state", run.state_json)
-        shape["result"] = _stored("result", run.result_json)
-    return shape
+    if not content:
+        return shape
+    return {
+        **shape,
+        "state": _stored("state", run.state_json),
+        "result": _stored("result", run.result_json),
+    }
 
 
-def _machine_json(machine: MachineState | None) -> Json | None:
+def _claim_json(claim: Claim) -> shown.Claim:
+    return {"owner": owner_json(claim.owner), "claimed_at_ms": claim.claimed_at_ms}
+
+
+def _machine_json(machine: MachineState | None) -> shown.Machine | None:
     """The code only while there is one."""
     if machine is None:
         return None
-    code = {} if machine.code is None else {"code": machine.code}
-    return {"name": machine.name, "state": machine.state, **code}
+    shape: shown.Machine = {"name": machine.name, "state": machine.state}
+    if machine.code is not None:
+        shape["code"] = machine.code
+    return shape
 
 
 def _stored(name: str, text: str | None, table: str = "fencepost_snapshots") -> Any:
@@ -67,7 +88,7 @@ def _stored(name: str, text: str | None, table: str = "fencepost_snapshots") -> 
         raise errors.RowCorrupt(table, f"{name} is JSON") from None
 
 
-def operation_json(operation: Operation, *, state: str | None = None) -> Json:
+def operation_json(operation: Operation, *, state: str | None = None) -> shown.Operation:
     """An operation. `outcome` is null also while there is none: `state` says which."""
     return {
         "id": operation.id,
@@ -78,23 +99,23 @@ def operation_json(operation: Operation, *, state: str | None = None) -> Json:
     }
 
 
-def seen_operation_json(operation: Operation) -> Json:
+def seen_operation_json(operation: Operation) -> shown.Operation:
     """An operation as a reader finds it: one whose lease lapsed is shown as lapsed."""
     return operation_json(operation, state="lapsed" if operation.lapsed else None)
 
 
-def lease_json(operation: Operation) -> Json | None:
+def lease_json(operation: Operation) -> shown.Lease | None:
     """The lease of an operation that runs."""
     if operation.state is not OperationState.RUNNING:
         return None
     return {"token": operation.lease_token, "expires_at_ms": operation.lease_expires_at_ms}
 
 
-def reservation_json(held: Reservation) -> Json:
+def reservation_json(held: Reservation) -> shown.Reservation:
     return {
         "key": held.key,
         "owner": {"kind": held.owner.kind, "id": held.owner.id},
-        "target": held.target.as_json(),
+        "target": target_json(held.target),
         "run_id": held.run_id,
         "state": held.state,
         "attempt": held.attempt,
@@ -104,15 +125,20 @@ def reservation_json(held: Reservation) -> Json:
     }
 
 
-def fence_json(gate: Fence, *, secrets: bool) -> Json:
+def fence_json(gate: Fence, *, secrets: bool) -> operators.Fence:
     """The fence; its proof key is a `secret` that only operators see."""
-    shape: Json = {"state": gate.state, "revision": gate.revision}
+    shape: operators.Fence = {
+        "state": gate.state,
+        "revision": gate.revision,
+        "proof_run_id": gate.proof_run_id,
+        "updated_at_ms": gate.updated_at_ms,
+    }
     if secrets:
         shape["proof_key"] = gate.proof_key
-    return {**shape, "proof_run_id": gate.proof_run_id, "updated_at_ms": gate.updated_at_ms}
+    return shape
 
 
-def event_json(event: Event, created_at_ms: int) -> Json:
+def event_json(event: Event, created_at_ms: int) -> shown.Event:
     return {
         "sequence": event.sequence,
         "type": event.type,
@@ -123,7 +149,7 @@ def event_json(event: Event, created_at_ms: int) -> Json:
     }
 
 
-def fact_json(fact: Fact) -> Json:
+def fact_json(fact: Fact) -> shown.Fact:
     return {
         "sequence": fact.sequence,
         "type": fact.type,
@@ -134,15 +160,18 @@ def fact_json(fact: Fact) -> Json:
     }
 
 
-def binding_json(binding: Binding) -> Json:
+def binding_json(binding: Binding) -> shown.Binding:
+    proof = binding.approval_proof_json
     return {
-        "approval_proof": None,
-        **binding.as_json(),
+        "gate": binding.gate,
+        "revision": binding.revision,
+        "receipt_hash": binding.receipt_hash,
+        "approval_proof": None if proof is None else json.loads(proof),
         "created_at_ms": binding.created_at_ms,
     }
 
 
-def audit_json(entry: Entry) -> Json:
+def audit_json(entry: Entry) -> operators.Entry:
     kind, id = entry.principal
     return {
         "action": entry.action,

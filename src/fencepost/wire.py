@@ -1,42 +1,37 @@
-"""Headers, query and bodies, into values: everything that comes in is checked here."""
+"""Headers, queries and settings, into values; what a route takes of them is declared here."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from fencepost import errors, fence, limits, machines, nouns
-from fencepost.body import (
-    Body,
-    anything,
-    guard,
-    identifier,
-    integer,
-    movement,
-    note,
-    one_of,
-    parse,
-    stored_json,
-)
-from fencepost.d1 import Database
-from fencepost.decision import Start, fingerprint
+from fencepost import errors, limits
+from fencepost.body import Form, Member, Parser, Schema
 from fencepost.exchange import Request
-from fencepost.fence import FenceState
-from fencepost.identifiers import (
-    Principal,
-    is_identifier,
-    is_well_formed,
-    mint_token,
-)
-from fencepost.ownership import Evidence
-from fencepost.resolve import Resolution, Verdict
+from fencepost.identifiers import IDENTIFIER_PATTERN, is_identifier, is_well_formed
 from fencepost.retention import Retention
-from fencepost.runs import TERMINAL, Owner
-from fencepost.transition import Transition
+from fencepost.runs import RunStatus
 
-# --- Headers and query -------------------------------------------------------------------
+T = TypeVar("T")
+
+# --- Headers -----------------------------------------------------------------------------
+
+
+class Header(NamedTuple, Generic[T]):
+    """A header of a request: how it is read, also where it is absent, and its JSON Schema."""
+
+    name: str
+    read: Callable[[str | None], T]
+    schema: Schema
+    required: bool
+    about: str
+
+    def of(self, request: Request) -> T:
+        """What the request says. The route must declare the header."""
+        said: T = request.named[self.name]
+        return said
 
 
 def idempotency_key(header: str | None) -> str:
@@ -79,124 +74,178 @@ def preferred_wait_s(header: str | None) -> int:
     return min(int(found[1]), limits.WAIT_S_MAX) if found else 0
 
 
-def query_integer(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+_QUOTED = IDENTIFIER_PATTERN.replace("$", '"', 1)
+_KEY_SCHEMA = {"type": "string", "pattern": f'^(?:{IDENTIFIER_PATTERN}|"{_QUOTED}")$'}
+IDEMPOTENCY_KEY = Header(
+    "Idempotency-Key", idempotency_key, _KEY_SCHEMA, True, "Names this one start, for ever."
+)
+COMMAND_KEY = Header(
+    "Idempotency-Key",
+    lambda header: None if header is None else idempotency_key(header),
+    _KEY_SCHEMA,
+    False,
+    "Makes a retry of this very command converge on the same answer.",
+)
+PREFER_WAIT = Header(
+    "Prefer",
+    preferred_wait_s,
+    {"type": "string"},
+    False,
+    f"`wait=N` (RFC 7240) waits for the end of a run that is being executed, N seconds, at most "
+    f"{limits.WAIT_S_MAX}. Other preferences are ignored.",
+)
+
+# --- Queries -----------------------------------------------------------------------------
+
+
+def query_integer(low: int, high: int) -> Parser[int]:
     """An integer query parameter; one above `high` is taken as `high`."""
-    text = query.get(name)
-    if text is None:
-        return default
-    if not re.fullmatch(r"[0-9]{1,4}", text) or int(text) < low:
-        raise errors.InvalidRequest(f"Query parameter {name} is an integer from {low} to {high}.")
-    return min(int(text), high)
+
+    def read(text: str, name: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,4}", text) or int(text) < low:
+            raise ValueError(f"Query parameter {name} is an integer from {low} to {high}.")
+        return min(int(text), high)
+
+    about = f"More than {high} is taken as {high}."
+    schema = {"type": "integer", "minimum": low, "maximum": 9999, "description": about}
+    return Parser(read, schema)
 
 
-def page_limit(query: Mapping[str, str]) -> int:
-    """How many items a page may hold."""
-    return query_integer(query, "limit", limits.PAGE_ITEMS_DEFAULT, 1, limits.PAGE_ITEMS_MAX)
+class Key(NamedTuple):
+    """One of the strings of a cursor: how it is read, and what it looks like, as JSON."""
+
+    read: Callable[[str], Any]
+    pattern: str
 
 
-def position(text: str) -> int:
-    """A sequence number in a cursor; −1 stands for what comes before the first."""
+def _position(text: str) -> int:
+    """A sequence number; −1 stands for what comes before the first."""
     if not re.fullmatch(r"-1|[0-9]{1,15}", text):
-        raise errors.InvalidRequest("Query parameter cursor is not one that a list gave out.")
+        raise ValueError
     return int(text)
 
 
+def _is_text(key: Any) -> bool:
+    return isinstance(key, str) and "\0" not in key and is_well_formed(key)
+
+
+POSITION = Key(_position, "(?:-1|[0-9]{1,15})")
+# Without NUL and lone surrogates, which `json.dumps` never gives out.
+TEXT = Key(
+    str,
+    r"(?:[ !#-\[\]-\x7f]|\\[\"\\bfnrt]|\\u(?!0000|[dD][89a-fA-F])[0-9a-fA-F]{4}"
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*",
+)
+
+
 def cursor_text(keys: tuple[str, ...] | None) -> str | None:
-    """The text that `cursor` reads."""
+    """The text that a cursor of a query reads."""
     return None if keys is None else json.dumps(keys, separators=(",", ":"))
 
 
-def cursor(text: str | None, arity: int) -> tuple[str, ...] | None:
-    """The position a list goes on from: a JSON array of strings (contracts 1.5)."""
-    if not text:
-        return None
-    try:
-        keys = json.loads(text) if len(text) <= limits.CURSOR_CHARS_MAX else None
-    except (ValueError, RecursionError):
-        keys = None
-    if (
-        not isinstance(keys, list)
-        or len(keys) != arity
-        or not all(isinstance(key, str) and "\0" not in key and is_well_formed(key) for key in keys)
-    ):
-        raise errors.InvalidRequest("Query parameter cursor is not one that a list gave out.")
-    return tuple(keys)
+def cursor(*shapes: tuple[Key, ...]) -> Parser[tuple[Any, ...] | None]:
+    """Where a list goes on: a JSON array of strings (contracts 1.5), in one of these shapes."""
+    keys_of = {len(shape): shape for shape in shapes}
 
+    def read(text: str, name: str) -> tuple[Any, ...] | None:
+        if not text:
+            return None
+        try:
+            found = json.loads(text) if len(text) <= limits.CURSOR_CHARS_MAX else None
+            if not isinstance(found, list) or not all(map(_is_text, found)):
+                raise ValueError
+            return tuple(
+                key.read(part) for key, part in zip(keys_of[len(found)], found, strict=True)
+            )
+        except (ValueError, KeyError, RecursionError):
+            refusal = f"Query parameter {name} is not one that a list gave out."
+            raise ValueError(refusal) from None
 
-# --- Bodies -----------------------------------------------------------------------------
-
-
-lease_ms = integer(limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
-
-
-def start(key: str, principal: Principal, body: Body) -> Start:
-    """The body of POST /v1/starts. Without an owner, one is minted: nobody else knows it."""
-    to = body.take("target", nouns.target)
-    value = body.take("input", anything, None)
-    rounds = body.take("lineage", nouns.lineage, None)
-    result = Start(
-        key=key,
-        principal=principal,
-        target=to,
-        fingerprint=fingerprint(to, value, rounds),
-        input_json=stored_json(limits.STATE_BYTES_MAX)(value, "input"),
-        owner=body.take("owner", nouns.owner, None) or Owner("fencepost", 0, mint_token()),
-        lease_ms=body.take("lease_ms", lease_ms, limits.LEASE_MS_DEFAULT),
-        parent_run_id=body.take("parent_run_id", identifier, None),
-        machine=body.take("machine", one_of(*machines.MACHINES), None),
-        lineage=rounds,
-        subject=body.take("subject", nouns.subject, None),
+    arrays = "|".join(
+        "\\[" + ",".join(f'"{key.pattern}"' for key in shape) + "\\]" for shape in shapes
     )
-    body.done()
-    return result
-
-
-def transition(body: Body) -> Transition:
-    """The body of POST /v1/runs/{id}/transition."""
-    to, move = movement(body)
-    result = Transition(
-        owner=body.take("owner", nouns.owner),
-        to=to,
-        move=move,
-        state_json=body.take("state", stored_json(limits.STATE_BYTES_MAX), None),
-        result_json=body.take("result", stored_json(limits.RESULT_BYTES_MAX), None),
-        cancel_requested=body.take("guard", guard, None),
-        expected_head=body.take("expected_head", nouns.head, None),
+    return Parser(
+        read,
+        {
+            "type": "string",
+            "maxLength": limits.CURSOR_CHARS_MAX,
+            "pattern": f"^(?:{arrays})?$",
+            "description": "The cursor of the page before. Do not make one.",
+        },
     )
-    body.done()
-    if result.result_json is not None and result.to not in TERMINAL:
-        raise errors.InvalidRequest("A 'result' belongs to completed, failed or cancelled.")
-    return result
 
 
-def fence_transition(key: str | None, body: Body) -> fence.Transition:
-    """The body of POST /v1/fence/transitions."""
-    state = one_of(*FenceState)
-    result = fence.Transition(
-        expected=FenceState(body.take("expected", state)),
-        next=FenceState(body.take("next", state)),
-        revision=body.take("revision", integer(0, limits.INTEGER_MAX), None),
-        proof_key=body.take("proof_key", identifier, None),
-        key=key,
-    )
-    body.done()
-    if (result.next is FenceState.PROOF_ONLY) != (result.proof_key is not None):
-        raise errors.InvalidRequest("A 'proof_key' belongs to 'next' = 'proof-only' alone.")
-    return result
+NO_QUERY: Form[None] = Form("", lambda: None, {})
 
 
-def resolution(body: Body) -> Resolution:
-    """The body of POST /v1/starts/{key}/resolve."""
-    result = Resolution(
-        decision=Verdict(body.take("decision", one_of(*Verdict))),
-        attempt=body.take("attempt", integer(1, limits.INTEGER_MAX)),
-        note=body.take("note", note),
-        result_json=body.take("result", stored_json(limits.RESULT_BYTES_MAX), None),
-    )
-    body.done()
-    if result.result_json is not None and result.decision is not Verdict.EXECUTED:
-        raise errors.InvalidRequest("A 'result' belongs to the decision 'executed'.")
-    return result
+class Page(NamedTuple):
+    """Which page of a list: at most `limit` items, after the position in `cursor`, if any."""
+
+    limit: int
+    cursor: Any
+
+
+_LIMIT = Member(
+    query_integer(1, limits.PAGE_ITEMS_MAX), limits.PAGE_ITEMS_DEFAULT, "Items a page may hold."
+)
+
+
+def page(*shapes: tuple[Key, ...]) -> Form[Page]:
+    """The query of a list whose cursors have one of these shapes."""
+    return Form("", Page, {"limit": _LIMIT, "cursor": Member(cursor(*shapes), None)})
+
+
+AFTER_SEQUENCE = page((POSITION,))
+
+
+class Runs(NamedTuple):
+    """Which page of runs: as `Page`, and only those of one status, if any."""
+
+    limit: int
+    cursor: Any
+    status: RunStatus | None
+
+
+def _status(text: str, name: str) -> RunStatus:
+    if text not in frozenset(RunStatus):
+        raise ValueError(f"Query parameter {name} is one of {', '.join(RunStatus)}.")
+    return RunStatus(text)
+
+
+RUNS = Form(
+    "",
+    Runs,
+    {
+        "limit": _LIMIT,
+        "cursor": Member(cursor((TEXT, TEXT, TEXT)), None),
+        "status": Member(Parser(_status, {"type": "string", "enum": list(RunStatus)}), None),
+    },
+)
+
+WAIT_S = Form(
+    "",
+    lambda wait: int(wait),
+    {
+        "wait": Member(
+            query_integer(0, limits.WAIT_S_MAX), 0, "Seconds to wait for the end of the run."
+        )
+    },
+)
+
+DEEP = Form(
+    "",
+    lambda deep: bool(deep),
+    {
+        "deep": Member(
+            Parser(lambda text, name: text == "1", {"type": "string"}),
+            False,
+            "`1` reads the fence, which takes a token with scope `read`.",
+        )
+    },
+)
+
+
+# --- Settings ----------------------------------------------------------------------------
 
 
 def retention(setting: Callable[[str], str | None]) -> Retention:
@@ -217,24 +266,3 @@ def _days(setting: Callable[[str], str | None], name: str, default: int) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= limits.RETENTION_DAYS_MAX:
         raise ValueError(f"{name} is not a number of days from 1 to {limits.RETENTION_DAYS_MAX}")
     return int(text)
-
-
-class Verb(NamedTuple):
-    """The body of a verb on a run; `where` is what every verb takes first."""
-
-    where: tuple[Database, str, Principal | None, Owner]
-    lease_ms: int | None
-    evidence: Evidence | None
-
-
-async def verb(request: Request, *, lease: bool = False, evidence: bool = False) -> Verb:
-    """The body of POST /v1/runs/{id}/…: an owner, and what the verb takes besides."""
-    body = parse(await request.read_body())
-    by = body.take("owner", nouns.owner)
-    result = Verb(
-        where=(request.db, request.params["run_id"], request.viewer, by),
-        lease_ms=body.take("lease_ms", lease_ms, None) if lease else None,
-        evidence=body.take("evidence", nouns.evidence, None) if evidence else None,
-    )
-    body.done()
-    return result

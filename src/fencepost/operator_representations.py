@@ -1,0 +1,89 @@
+"""The JSON of the answers to operators, as types; see `representations`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from fencepost.fence import FenceState
+from fencepost.representations import (
+    Count,
+    Identifier,
+    Ms,
+    Operation,
+    Principal,
+    Reservation,
+    RunSummary,
+)
+
+
+class Fence(TypedDict):
+    """`proof_key` is for scope `operate` alone; `updated_at_ms` is null if never provisioned."""
+
+    state: FenceState
+    revision: Count
+    proof_key: NotRequired[Identifier | None]
+    proof_run_id: Identifier | None
+    updated_at_ms: Ms | None
+
+
+class Work(TypedDict):
+    """How much work of a category there is."""
+
+    category: str
+    kind: str
+    count: Count
+
+
+class OwedOperation(Operation):
+    """An operation that runs, or whose lease lapsed."""
+
+    run_id: Identifier
+    lease_expires_at_ms: Ms | None
+
+
+class Corrupt(TypedDict):
+    """A row that breaks the named rule: it counts as work."""
+
+    corrupt: str
+    run_id: NotRequired[str]
+    key: NotRequired[str]
+    operation_id: NotRequired[str]
+
+
+Owed = RunSummary | Reservation | OwedOperation | Corrupt
+
+
+class InventoryPage(TypedDict):
+    """`count`, of the whole category, is on the first page alone."""
+
+    items: list[Owed]
+    cursor: str | None
+    count: NotRequired[Count]
+
+
+class Purged(TypedDict):
+    """What a purge deleted; `more` if its limit kept it from finishing."""
+
+    runs: Count
+    reservations: Count
+    more: bool
+
+
+class Entry(TypedDict):
+    """What somebody did, and why."""
+
+    action: str
+    principal: Principal
+    subject: str
+    note: str | None
+    before: Any
+    after: Any
+    at_ms: Ms
+
+
+class Health(TypedDict):
+    """`fence` where it was asked for."""
+
+    status: Literal["ok"]
+    version: str
+    fence: NotRequired[FenceState]
