@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 VENV := .venv/bin
 
-.PHONY: help setup check test format generated bench start
+.PHONY: help setup check test format generated bench soak start
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
@@ -26,6 +26,9 @@ generated: setup ## rewrite the files that are made from the sources
 
 bench: ## the benchmarks, with their peers
 	@node local/bench.mjs $(ARGS)
+
+soak: ## mixed clients, crashes and faults against the Worker; ARGS="--minutes N"
+	@node local/soak.mjs $(ARGS)
 
 start: ## run the Worker here
 	@node local/start.mjs

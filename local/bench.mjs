@@ -2,5 +2,5 @@
 import { become } from "./child.mjs";
 import { ensure, PYTHON } from "./setup.mjs";
 
-ensure({ development: true });
-become(PYTHON, ["bench/start.py", ...process.argv.slice(2)]);
+ensure({ development: true, benchmarks: true });
+become(PYTHON, ["-m", "bench", ...process.argv.slice(2)]);

@@ -1,10 +1,14 @@
-/** Lost replies of D1, on demand. `X-Local-Fault: lost,pass` is about the batches of one request, in order. */
+/**
+ * Lost replies of D1, on demand. `X-Local-Fault: lost,pass` is about the batches of one request, in order.
+ * `X-Local-Rival: {"path", "headers", "body"}` is a POST that another isolate answers in the window of the first
+ * fault: after the batch was executed or dropped, and before anybody knows.
+ */
 import { problem } from "./problem.mjs";
 
 const WORDS = new Set(["pass", "lost", "drop"]);
 
 /** The D1 binding with `batch` failing as told. Throws a 400 response for a word that it does not know. */
-export function withFaults(database, header) {
+export function withFaults(database, header, act) {
   const faults = header.split(",").map((word) => word.trim());
   if (!faults.every((word) => WORDS.has(word))) {
     throw problem(400, "LOCAL_FAULT_UNKNOWN", "X-Local-Fault must be a list of pass, lost and drop.");
@@ -14,6 +18,7 @@ export function withFaults(database, header) {
     if (fault === "pass") return database.batch(statements);
     // A lost reply hides an error as well as a success.
     if (fault === "lost") await database.batch(statements).catch(() => {});
+    await act();
     throw new Error("D1_ERROR: Network connection lost.", { cause: new Error("Network connection lost.") });
   };
   return new Proxy(database, {
@@ -24,4 +29,29 @@ export function withFaults(database, header) {
       return typeof value === "function" && name !== "constructor" ? value.bind(target) : value;
     },
   });
+}
+
+/** The rival of a request, if it has one: `act` lets it act, once; `answer` is what it was answered. */
+export class Rival {
+  answer = null;
+
+  constructor(header, worker) {
+    this.request = header === null ? null : JSON.parse(header);
+    this.worker = worker;
+  }
+
+  act = async () => {
+    if (this.request === null || this.answer !== null) return;
+    const { path, headers, body } = this.request;
+    const answer = await this.worker.fetch(`http://rival${path}`, { method: "POST", headers, body });
+    this.answer = { status: answer.status, body: await answer.json() };
+  };
+
+  /** The response to the request, with the rival's answer in X-Local-Rival. */
+  told(response) {
+    if (this.answer === null) return response;
+    const copy = new Response(response.body, response);
+    copy.headers.set("X-Local-Rival", encodeURIComponent(JSON.stringify(this.answer)));
+    return copy;
+  }
 }

@@ -1,6 +1,7 @@
 /** The Worker around the Python Worker: starts the interpreter and hands each event to `entry.Default`. */
 import { WorkerEntrypoint } from "cloudflare:workers";
-import { withFaults } from "./faults.mjs";
+import { tripsSoFar, withDelay } from "./delay.mjs";
+import { Rival, withFaults } from "./faults.mjs";
 import { startPython } from "./interpreter.mjs";
 import { problem } from "./problem.mjs";
 
@@ -46,11 +47,14 @@ export default class Host extends WorkerEntrypoint {
       }
       const env = bindings(this.env);
       const faults = local.faults ? request.headers.get("x-local-fault") : null;
-      if (faults !== null) env.DB = withFaults(env.DB, faults);
+      const rival = new Rival(faults && request.headers.get("x-local-rival"), this.env.LOCAL_RIVAL);
+      if (faults !== null) env.DB = withFaults(env.DB, faults, rival.act);
+      if (local.tripDelayMs > 0) env.DB = withDelay(env.DB, local.tripDelayMs, request.headers.has("x-local-one-by-one"));
       if (new URL(request.url).pathname === SCHEDULED_PATH) return await this.trigger(env, request);
       const response = await invoke(this, env, "fetch", request);
-      if (response instanceof Response) return response;
-      throw new TypeError(`entry.Default.fetch returned ${response}, not a Response`);
+      if (!(response instanceof Response)) throw new TypeError(`entry.Default.fetch returned ${response}, not a Response`);
+      if (local.tripDelayMs > 0) response.headers.set("X-Local-Trips", String(tripsSoFar()));
+      return rival.told(response);
     } catch (error) {
       if (error instanceof Response) return error;
       console.error(readable(error));
@@ -85,7 +89,7 @@ async function invoke(host, env, method, ...args) {
 }
 
 /** What a deployed Worker would find in its environment. */
-function bindings({ UNSAFE_EVAL, LOCAL, ...rest }) {
+function bindings({ UNSAFE_EVAL, LOCAL, LOCAL_RIVAL, ...rest }) {
   return rest;
 }
 

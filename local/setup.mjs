@@ -10,16 +10,21 @@ export const PROJECT = dirname(dirname(fileURLToPath(import.meta.url)));
 export const NODE = join(PROJECT, "node_modules", ".bin", "node");
 export const PYTHON = join(PROJECT, ".venv", "bin", "python");
 const SDK = join(PROJECT, "python_modules", "workers");
+const BENCH_PEER = join(PROJECT, "bench_modules", "ctrlrun");
 
 class SetupError extends Error {}
 
-/** `development` brings the tools of tests and checks, too. Ends the process with one sentence on failure. */
-export function ensure({ development = false } = {}) {
+/**
+ * `development` brings the tools of tests and checks, too, `benchmarks` what they are measured against. Ends the
+ * process with one sentence on failure.
+ */
+export function ensure({ development = false, benchmarks = false } = {}) {
   try {
     if (Number(process.versions.node.split(".")[0]) < 20) throw new SetupError("Install Node.js 20 or newer.");
     install("node_modules", "package-lock.json", NODE, "JavaScript packages", installJavaScript);
-    install("python_modules", "python-worker.lock", SDK, "the Worker's Python packages", installWorkerPackages);
+    install("python_modules", "python-worker.lock", SDK, "the Worker's Python packages", installPackages);
     if (development) install(".venv", "python-dev.lock", PYTHON, "Python tools for development", installPythonTools);
+    if (benchmarks) install("bench_modules", "python-bench.lock", BENCH_PEER, "peers of the benchmarks", installPackages);
   } catch (error) {
     if (!(error instanceof SetupError)) throw error;
     console.error(error.message);
@@ -55,8 +60,8 @@ function nodeVersion() {
   return status === 0 ? Number(stdout.slice(1).split(".")[0]) : 0;
 }
 
-/** The layout of `pywrangler sync`, so that `wrangler deploy` bundles the folder as it is. */
-function installWorkerPackages(target, lock) {
+/** The layout of `pywrangler sync`, so that `wrangler deploy` bundles `python_modules` as it is. */
+function installPackages(target, lock) {
   rmSync(target, { recursive: true, force: true });
   pip(systemPython(), ["--no-deps", "--no-compile", "--target", target, "-r", lock]);
   rmSync(join(target, "bin"), { recursive: true, force: true });

@@ -25,19 +25,20 @@ export function pythonWorkers(settings, config) {
     bindings: {
       ...config.variables,
       ...(settings.tokens === null ? {} : { FENCEPOST_TOKENS: settings.tokens }),
-      LOCAL: { faults: settings.faults, isolates: settings.isolates },
+      LOCAL: { faults: settings.faults, isolates: settings.isolates, tripDelayMs: settings.tripDelayMs },
     },
+    serviceBindings: { LOCAL_RIVAL: isolateName((index + 1) % settings.isolates) },
     unsafeEvalBinding: "UNSAFE_EVAL",
     unsafeDirectSockets: [...(alone ? [socket(settings.port)] : []), socket(0, "Boot")],
   }));
   return alone ? isolates : [router(settings), ...isolates];
 }
 
-/** A plain JavaScript worker over the same database, for tests and benchmarks. */
-export function extraWorker({ name, script, bindings = {} }, config) {
+/** A plain JavaScript worker over the same database, for tests and benchmarks. `modules`: what it imports, by path. */
+export function extraWorker({ name, script, modules = {}, bindings = {} }, config) {
   return {
     name,
-    modules: [{ type: "ESModule", path: `${name}.mjs`, contents: script }],
+    modules: Object.entries({ [`${name}.mjs`]: script, ...modules }).map(([path, contents]) => ({ type: "ESModule", path, contents })),
     compatibilityDate: config.compatibilityDate,
     d1Databases: config.databases,
     bindings,
@@ -60,7 +61,7 @@ function router({ isolates, port }) {
 function hostModules(source) {
   const pyodide = (type, name) => ({ type, path: name, contents: readFileSync(join(PYODIDE, name)) });
   return [
-    ...["host.mjs", "faults.mjs", "interpreter.mjs", "problem.mjs"].map(localModule),
+    ...["host.mjs", "delay.mjs", "faults.mjs", "interpreter.mjs", "problem.mjs"].map(localModule),
     { type: "Text", path: "host.py", contents: readFileSync(join(PROJECT, "local", "host.py"), "utf8") },
     { type: "Text", path: "files.json", contents: files({ "/src": source, "/python_modules": join(PROJECT, "python_modules") }) },
     { type: "Text", path: "pyodide-lock.json", contents: readFileSync(join(PYODIDE, "pyodide-lock.json"), "utf8") },

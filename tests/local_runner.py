@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,17 +15,11 @@ import httpx
 
 from conftest import ROOT
 from helpers import a_start
+from soak.runner import free_port
 
 WRANGLER = [ROOT / "node_modules/.bin/node", ROOT / "node_modules/wrangler/bin/wrangler.js"]
 QUIET = {"WRANGLER_SEND_METRICS": "false", "WRANGLER_HIDE_BANNER": "true", "CI": "1"}
 DEV = {"Authorization": "Bearer dev-token"}
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class Served:

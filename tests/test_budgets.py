@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from conftest import ROOT
@@ -162,6 +163,29 @@ def test_rows_read_do_not_grow_with_the_tables(
     few = keyed_reads(client)
     request.getfixturevalue("many_runs")
     assert keyed_reads(client) == few
+
+
+@pytest.mark.usefixtures("many_runs")
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("runs", {}),
+        ("runs", {"status": "running"}),
+        ("inventory/runs", {}),
+        ("inventory/start-reservations", {}),
+        ("inventory/operations", {}),
+    ],
+)
+def test_a_later_page_does_not_read_the_pages_before(
+    client: Client, path: str, query: Json
+) -> None:
+    def page(**params: object) -> httpx.Response:
+        return client.as_("operator").get(f"/v1/{path}", params={**query, **params})
+
+    cursor = page(limit=200).json()["cursor"]
+    later = page(limit=5, cursor=cursor)
+    assert len(later.json()["items"]) == 5
+    assert rows(later)[0] <= 2 * 5 + 1
 
 
 # --- Plans -------------------------------------------------------------------------------

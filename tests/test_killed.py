@@ -9,11 +9,8 @@ is an answer.
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import struct
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -24,9 +21,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from conftest import ROOT
 from helpers import Json, a_start, an_owner
-from local_runner import DEV, free_port, wrangler_sql
+from local_runner import DEV, wrangler_sql
+from soak.runner import Runner, living
 
 CLIENTS, RUNS, KILLS = 4, 200, 30
 # A reply leaves some 2 ms after its commit.
@@ -37,61 +34,11 @@ RETRY_EVERY_S = 0.1
 GIVE_UP_AFTER_S = 900
 
 
-def living(process_group: int) -> list[str]:
-    """The processes of a group that have not ended; the dead may wait for their new parent."""
-    ps = subprocess.run(["ps", "-A", "-o", "pgid=,stat=,comm="], capture_output=True, check=True)
-    rows = [line.split(maxsplit=2) for line in ps.stdout.decode().splitlines()]
-    return [row[2] for row in rows if row[0] == str(process_group) and row[1][0] != "Z"]
-
-
-class Runner:
-    """`local/serve.mjs` over a folder, at one port for all its lives."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.persist = folder / "state"
-        self.log = folder / "log"
-        self.groups: list[int] = []
-
-    def start(self) -> None:
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                [ROOT / "node_modules/.bin/node", ROOT / "local/serve.mjs"],
-                cwd=ROOT,
-                env={**os.environ, "PORT": str(self.port), "FENCEPOST_PERSIST": str(self.persist)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.groups.append(self.process.pid)
-
-    def end(self, how: signal.Signals) -> None:
-        """The signal goes to Node and workerd alike."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, how)
-        self.process.wait(timeout=20)
-        for _ in range(100):
-            if not living(self.process.pid):
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"{living(self.process.pid)} outlived {how.name}")
-
-    def commits(self) -> int | None:
-        """The change counter in the index of the write-ahead log: it moves with each commit."""
-        for index in self.persist.glob("v3/d1/*/*.sqlite-shm"):
-            if index.name != "metadata.sqlite-shm":
-                with index.open("rb") as opened:
-                    header = opened.read(12)
-                return int(struct.unpack("=8xI", header)[0]) if len(header) == 12 else None
-        return None
-
-
 class Fleet:
     """The clients. Each run is started and finished by one of them."""
 
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, url: str) -> None:
+        self.url = url
         self.lock = threading.Lock()
         self.numbers = iter(range(RUNS))
         self.finished = self.answered = 0
@@ -189,7 +136,7 @@ def test_a_worker_killed_30_times_loses_no_run_and_starts_none_twice(
 ) -> None:
     seed, began = random.SystemRandom().randrange(10**6), time.monotonic()
     runner = Runner(tmp_path)
-    fleet = Fleet(runner.port)
+    fleet = Fleet(runner.url)
     runner.start()
     try:
         with ThreadPoolExecutor(CLIENTS) as threads:
@@ -221,7 +168,7 @@ def test_a_worker_killed_30_times_loses_no_run_and_starts_none_twice(
     # Kills came between a commit and its reply, not beside the work.
     assert fleet.seen["start had landed"] + fleet.seen["end had landed"] >= KILLS // 3
     in_the_database(fleet, runner.persist)
-    assert not [name for group in runner.groups for name in living(group)]
+    assert not [name for group in runner.groups for name in living(group).values()]
 
 
 def over_http(fleet: Fleet) -> None:

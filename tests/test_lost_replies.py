@@ -1,201 +1,60 @@
-"""A lost reply never costs a second execution (contracts 2): every mutating route, every fault.
+"""A lost reply never costs a second execution (contracts 2): every mutating route, every fault,
+alone and with a rival's write in the window between the fault and the reading back.
 
-One table. A row says how to send a mutation once and what its effect in the database is; a
-mutating route without a row fails the suite.
+What must come of it is not written down but made: the same requests sent one after another,
+undisturbed, in the order in which they reached the database. A mutating route without a row in
+`mutations.py` fails the suite.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import httpx
 import pytest
 
+import mutations
 from conftest import ROOT
-from fencepost import table
-from helpers import Client, Json, Sql, a_start, an_owner, new_key
+from fencepost import errors, ownership, schema, table
+from fencepost.commit import Branch
+from fencepost.d1 import Result, Statement
+from fencepost.runs import Owner
+from helpers import BridgeDatabase, Client, Json, Sql, an_owner, new_key
+from mutations import ROWS, Row, Send
 
-Send = Callable[[Client, Json, dict[str, str]], httpx.Response]
-
-
-@dataclass(frozen=True)
-class Row:
-    """`reads_first`: D1 batches that only read before the one that writes.
-
-    `again`: the status of the same request sent again after it had its effect.
-    """
-
-    send: Send
-    prepare: Callable[[Client, Sql, Json], None] = lambda client, sql, run: None
-    reads_first: int = 0
-    won: int = 200
-    again: int = 200
-
-
-def verb(name: str, **members: Any) -> Send:
-    return lambda client, run, headers: client.post(
-        f"/v1/runs/{run['run_id']}/{name}", {"owner": run["owner"], **members}, headers=headers
-    )
-
-
-def by(owner: str, name: str, **members: Any) -> Send:
-    """A verb by another owner, kept in the run."""
-    return lambda client, run, headers: client.post(
-        f"/v1/runs/{run['run_id']}/{name}", {"owner": run[owner], **members}, headers=headers
-    )
-
-
-def about(name: str, whom: str) -> Send:
-    """A verb with evidence about an owner kept in the run."""
-    return lambda client, run, headers: client.post(
-        f"/v1/runs/{run['run_id']}/{name}",
-        {"owner": run["other"], "evidence": {"kind": "lease-expired", "expected_owner": run[whom]}},
-        headers=headers,
-    )
-
-
-def start(client: Client, run: Json, headers: dict[str, str]) -> httpx.Response:
-    body = a_start(owner=run["owner"])
-    return client.post("/v1/starts", body, headers={"Idempotency-Key": run["new"], **headers})
-
-
-def start_verb(name: str, token: str = "alice", **members: Any) -> Send:  # noqa: S107
-    def send(client: Client, run: Json, headers: dict[str, str]) -> httpx.Response:
-        body = members or {"owner": run["owner"]}
-        path = f"/v1/starts/{run['key']}/{name}"
-        return client.as_(token).post(path, body, headers=headers)
-
-    return send
-
-
-def bind_change(client: Client, run: Json, headers: dict[str, str]) -> httpx.Response:
-    return verb("bind-change", change=run["new"])(client, run, headers)
-
-
-def operation(name: str, **members: Any) -> Send:
-    """A verb on the operation `step`, with the token of its lease if there is one."""
-
-    def send(client: Client, run: Json, headers: dict[str, str]) -> httpx.Response:
-        body = {"owner": run["owner"], **members}
-        if name != "acquire":
-            body["token"] = run["token"]
-        path = f"/v1/runs/{run['run_id']}/operations/step/{name}"
-        return client.post(path, body, headers=headers)
-
-    return send
-
-
-def leased(client: Client, sql: Sql, run: Json) -> None:
-    acquired = operation("acquire", ttl_ms=60_000)(client, run, {})
-    run["token"] = acquired.json()["lease"]["token"]
-
-
-def operate(path: str, key: bool = False, **body: Any) -> Send:
-    def send(client: Client, run: Json, headers: dict[str, str]) -> httpx.Response:
-        keyed = {"Idempotency-Key": run["new"], **headers} if key else headers
-        return client.as_("operator").post(path.format(**run), body, headers=keyed)
-
-    return send
-
-
-def suspended(client: Client, sql: Sql, run: Json) -> None:
-    client.finish(run, "suspended").raise_for_status()
-
-
-def claimed(client: Client, sql: Sql, run: Json) -> None:
-    suspended(client, sql, run)
-    client.post(f"/v1/runs/{run['run_id']}/claim", {"owner": run["owner"]}).raise_for_status()
-
-
-def old_claim(client: Client, sql: Sql, run: Json) -> None:
-    claimed(client, sql, run)
-    sql("UPDATE fencepost_runs SET claimed_at_ms = 5 WHERE run_id = ?1", run["run_id"])
-
-
-def lapsed(client: Client, sql: Sql, run: Json) -> None:
-    sql.lapse(run["run_id"])
-
-
-def cancel_requested(client: Client, sql: Sql, run: Json) -> None:
-    client.post(f"/v1/runs/{run['run_id']}/cancel", {}).raise_for_status()
-
-
-def old(client: Client, sql: Sql, run: Json) -> None:
-    sql("DELETE FROM fencepost_runs WHERE finished_at_ms IS NOT NULL")
-    client.finish(run).raise_for_status()
-    sql("UPDATE fencepost_runs SET finished_at_ms = 5 WHERE run_id = ?1", run["run_id"])
-
-
-def design(client: Client, sql: Sql, run: Json) -> None:
-    subject = {"stage": "design", "provisional": new_key("p").lower()}
-    key = new_key()
-    body = a_start(owner=run["owner"], subject=subject)
-    run |= {**client.start(key, body).json()["run"], "key": key}
-
-
-RESOLUTION = {"decision": "executed", "attempt": 1, "note": "n", "result": 1}
-
-ROWS: dict[str, Row] = {
-    "/v1/starts": Row(start, won=201),
-    "/v1/starts/{key}/release": Row(start_verb("release"), reads_first=1, again=409),
-    "/v1/starts/{key}/resolve": Row(
-        start_verb("resolve", "operator", **RESOLUTION), lapsed, reads_first=1, again=409
-    ),
-    "/v1/runs/{run_id}/claim": Row(verb("claim"), suspended, again=409),
-    "/v1/runs/{run_id}/activate": Row(verb("activate"), claimed, again=409),
-    "/v1/runs/{run_id}/own": Row(verb("own"), suspended, again=409),
-    "/v1/runs/{run_id}/heartbeat": Row(verb("heartbeat")),
-    "/v1/runs/{run_id}/reconfirm": Row(verb("reconfirm")),
-    "/v1/runs/{run_id}/steal": Row(about("steal", "owner"), lapsed, again=409),
-    "/v1/runs/{run_id}/abandon": Row(verb("abandon"), claimed, again=409),
-    "/v1/runs/{run_id}/recover": Row(about("recover", "owner"), old_claim, again=409),
-    "/v1/runs/{run_id}/transition": Row(
-        verb("transition", to="completed", result=1), reads_first=1, again=409
-    ),
-    "/v1/runs/{run_id}/events": Row(verb("events", type="noted", payload=1), reads_first=1),
-    "/v1/runs/{run_id}/bind-change": Row(bind_change, design, reads_first=1),
-    "/v1/runs/{run_id}/bindings": Row(
-        verb("bindings", bindings=[{"gate": "a", "revision": 1, "receipt_hash": "a" * 64}]),
-        reads_first=1,
-    ),
-    "/v1/runs/{run_id}/cancel": Row(operate("/v1/runs/{run_id}/cancel"), again=409),
-    "/v1/runs/{run_id}/acknowledge-cancel": Row(
-        verb("acknowledge-cancel"), cancel_requested, again=409
-    ),
-    "/v1/runs/{run_id}/lineage/cancel": Row(operate("/v1/runs/{run_id}/lineage/cancel"), again=409),
-    "/v1/runs/{run_id}/operations/{op}/acquire": Row(operation("acquire", ttl_ms=60_000)),
-    "/v1/runs/{run_id}/operations/{op}/renew": Row(operation("renew", ttl_ms=90_000), leased),
-    "/v1/runs/{run_id}/operations/{op}/commit": Row(operation("commit", outcome=1), leased),
-    "/v1/runs/{run_id}/operations/{op}/interrupt": Row(
-        operation("interrupt"), leased, reads_first=1, again=409
-    ),
-    "/v1/fence/transitions": Row(
-        operate("/v1/fence/transitions", key=True, expected="open", next="draining")
-    ),
-    "/v1/retention/purge": Row(operate("/v1/retention/purge", limit=1), old, reads_first=1),
+# What each fault comes to, from the write on: the order in which the mutation and its rival reach
+# the database, and what becomes of the mutation. The rival acts in the window of the first fault.
+FAULTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "lost": (("act", "rival"), "landed"),
+    "drop": (("rival", "act"), "issued again"),
+    "lost,lost": (("act", "rival"), "unreadable"),
+    "lost,drop": (("act", "rival"), "unreadable"),
+    "drop,drop": (("rival",), "unreadable"),
+    "lost,pass,drop": (("act", "rival"), "landed"),
+    "drop,pass,lost": (("rival", "act"), "unreadable"),
+    "drop,pass,drop": (("rival",), "unreadable"),
 }
 
-# What each fault, from the write on, comes to: (branch, whether the answer says it won).
-FAULTS = {
-    "lost": ("landed", True),
-    "drop": ("again", True),
-    "lost,lost": ("unreadable", False),
-    "lost,drop": ("unreadable", False),
-    "drop,drop": ("unreadable", False),
-    "lost,pass,drop": ("landed", True),
-    "drop,pass,lost": ("unreadable", False),
-    "drop,pass,drop": ("unreadable", False),
-}
-# Faults whose first batch, or the one issued again, reached the database.
-HAS_EFFECT = {"lost", "drop", "lost,lost", "lost,drop", "lost,pass,drop", "drop,pass,lost"}
+
+def expected(row: Row, against: str, fault: str) -> tuple[tuple[str, ...], str]:
+    history, taken = FAULTS[fault]
+    if against == "its rival" and row.covered and taken == "landed":
+        # There is no trace of it, so it is issued again, and answered as another one.
+        again = fault == "lost"
+        return (*history, *["act"] * again), "issued again" if again else "unreadable"
+    if against == "its rival" and row.beaten and fault == "drop,pass,lost":
+        return ("rival",), taken
+    return history, taken
 
 
 def test_every_mutating_route_has_a_row() -> None:
     mutating = {route.pattern for route in table.ROUTES if route.method == "POST"}
-    assert set(ROWS) == mutating - {"/v1/runs/{run_id}/operations/{op}/assert"}
+    rows = {name.split(" ")[0] for name in ROWS}
+    assert rows == mutating - {"/v1/runs/{run_id}/operations/{op}/assert"}
 
 
 def test_no_mutation_talks_to_d1_around_the_protocol() -> None:
@@ -205,87 +64,193 @@ def test_no_mutation_talks_to_d1_around_the_protocol() -> None:
         assert not re.search(r"\.batch(_unguarded)?\(", path.read_text()), path.name
 
 
+# --- A world to act in -------------------------------------------------------------------
+
+
+class World:
+    """One run, made ready for a row."""
+
+    def __init__(self, client: Client, sql: Sql, row: Row) -> None:
+        self.client, self.sql, self.row = client, sql, row
+        sql("DELETE FROM fencepost_fence")
+        sql("DELETE FROM fencepost_audit")
+        self.run = client.started()
+        self.run |= {name: new_key(name) for name in ("new", "new2", "provisional")}
+        self.run |= {name: an_owner() for name in ("other", "third")}
+        row.prepare(client, sql, self.run)
+
+    def act(self, headers: dict[str, str] | None = None) -> httpx.Response:
+        return self.row.send(self.client, self.run, headers or {})
+
+    def effects(self) -> list[str]:
+        """All rows of the run, of what its new key started, of the fence and the audit: without
+        what differs from run to run (times, hashes, tokens), and with roles for the names.
+        """
+        run, names = self.run, ("key", "new", "new2", "provisional")
+        ids = [row["run_id"] for row in self.sql(_RUNS, run["run_id"], run["key"], run["new"])]
+        results = self.sql.batch([(sql, [*ids, None, None][:3]) for sql in _ROWS])
+        rows = [row for result in results for row in result["results"]]
+        _check_chains(rows)
+        roles = {id: f"<run {number}>" for number, id in enumerate(ids)}
+        roles |= {run[name]: f"<{name}>" for name in names}
+        roles |= {run[name]["nonce"]: f"<{name}>" for name in ("owner", "other", "third")}
+        named = re.compile("|".join(map(re.escape, roles)))
+        return sorted(
+            _timeless(named.sub(lambda match: roles[match[0]], _plain(row))) for row in rows
+        )
+
+
+_RUNS = """
+SELECT ?1 AS run_id UNION ALL
+SELECT DISTINCT run_id FROM fencepost_reservations WHERE key IN (?2, ?3) AND run_id <> ?1
+"""
+_WHOLE = "WHERE COALESCE(?1, ?2, ?3) IS NOT NULL"
+_OF_RUNS = "WHERE run_id IN (?1, ?2, ?3)"
+_ROWS = [
+    f"SELECT '{name}' AS of, * FROM {name} "
+    + (_WHOLE if name in ("fencepost_fence", "fencepost_audit") else _OF_RUNS)
+    for name in schema.TABLES
+]
+
+
+def _check_chains(rows: Sequence[Json]) -> None:
+    events = [row for row in rows if row["of"] == "fencepost_events"]
+    hashes = {(event["run_id"], event["sequence"]): event["hash"] for event in events}
+    for event in events:
+        before = (event["run_id"], event["sequence"] - 1)
+        assert event["sequence"] == 1 or event["prior_hash"] == hashes[before]
+
+
+def _plain(row: Json) -> str:
+    drop = re.compile(r".*(hash|token|sha256|receipt)|claim_nonce|id|note")
+    shown = {
+        name: value is not None if name.endswith("_ms") else value
+        for name, value in row.items()
+        if not drop.fullmatch(name)
+    }
+    return json.dumps(shown)
+
+
+def said(answer: httpx.Response | Json) -> Any:
+    """What an answer says: its status, and the outcome or what the problem is."""
+    if isinstance(answer, httpx.Response):
+        answer = {"status": answer.status_code, "body": answer.json()}
+    body = answer["body"]
+    return answer["status"], body.get("outcome") or body.get("code") or _timeless(json.dumps(body))
+
+
+def _timeless(text: str) -> str:
+    return re.sub(r"\b\d{13}\b", "<time>", text)
+
+
 def branch(answer: httpx.Response) -> str | None:
     found = re.search(r'commit;desc="(\w+)"', answer.headers["Server-Timing"])
     return found and found[1]
 
 
-def effects(sql: Sql, run: Json) -> Json:
-    """What a run and its key have had done to them: counts, and the state they are in."""
-    [counts] = sql(
-        "SELECT (SELECT COUNT(*) FROM fencepost_runs WHERE run_id = ?1) AS runs, "
-        "(SELECT COUNT(*) FROM fencepost_events WHERE run_id = ?1) AS events, "
-        "(SELECT COUNT(*) FROM fencepost_ownership WHERE run_id = ?1) AS facts, "
-        "(SELECT COUNT(*) FROM fencepost_audit) AS audited, "
-        "(SELECT COUNT(*) FROM fencepost_reservations WHERE key = ?2) AS started",
-        run["run_id"],
-        run["new"],
-    )
-    state = sql(
-        "SELECT status, generation, cancel_requested_at_ms IS NULL AS uncancelled "
-        "FROM fencepost_runs WHERE run_id = ?1",
-        run["run_id"],
-    )
-    fence = sql("SELECT state, revision FROM fencepost_fence")
-    return {**counts, "state": state, "fence": fence}
+class Told(NamedTuple):
+    answers: dict[str, Any]
+    effects: list[str]
+    retried: Any
+    final: list[str]
 
 
-def prepared(client: Client, sql: Sql, row: Row) -> Json:
-    sql("DELETE FROM fencepost_fence")
-    run = client.started()
-    run |= {"new": new_key("new"), "other": an_owner()}
-    row.prepare(client, sql, run)
-    return run
+_MODELS: dict[Any, Told] = {}
+
+
+def undisturbed(
+    client: Client, sql: Sql, name: str, rival: Send | None, history: tuple[str, ...]
+) -> Told:
+    """What the same requests come to one after another, and the mutation sent again then."""
+    if (found := _MODELS.get((name, rival, history))) is not None:
+        return found
+    world = World(client, sql, ROWS[name])
+    answers = {}
+    for step in history:
+        if step == "rival" and rival is not None:
+            answers[step] = said(rival(client, world.run, {}))
+            assert step != history[0] or answers[step][0] < 300, "a rival that writes nothing"
+        if step == "act":
+            answers[step] = said(world.act())
+    effects = world.effects()
+    told = _MODELS[name, rival, history] = Told(
+        answers, effects, said(world.act()), world.effects()
+    )
+    return told
+
+
+def spelled(send: Send, run: Json) -> str:
+    """A request as the runner's header X-Local-Rival takes it."""
+    sent: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(200, json={})
+
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://rival") as http:
+        send(Client(http, check=lambda *_: None), run, {})
+    headers = {name: value for name, value in sent[0].headers.items() if name != "host"}
+    body = sent[0].content.decode()
+    return json.dumps({"path": sent[0].url.raw_path.decode(), "headers": headers, "body": body})
+
+
+# --- The table ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("route", ROWS)
+@pytest.mark.parametrize("against", ["nobody", "its rival", "the fence"])
+@pytest.mark.parametrize("name", ROWS)
 def test_a_lost_reply_has_one_effect_or_none_and_the_same_request_converges(
-    client: Client, sql: Sql, route: str, fault: str
+    client: Client, sql: Sql, name: str, against: str, fault: str
 ) -> None:
-    row = ROWS[route]
-    expected_branch, wins = FAULTS[fault]
-    # What it comes to undisturbed.
-    model = prepared(client, sql, row)
-    assert row.send(client, model, {}).status_code == row.won
-    undisturbed = effects(sql, model)
+    row = ROWS[name]
+    rival = mutations.rivals(name)[against]
+    world = World(client, sql, row)
+    headers = {"X-Local-Fault": ",".join(["pass"] * row.reads_first + [fault])}
+    if rival is not None:
+        headers["X-Local-Rival"] = spelled(rival, world.run)
+    answer = world.act(headers)
+    effects, retried, final = world.effects(), said(world.act()), world.effects()
 
-    sql("DELETE FROM fencepost_audit")
-    run = prepared(client, sql, row)
-    untouched = effects(sql, run)
-    sql_audit_before = untouched["audited"]
-    header = {"X-Local-Fault": ",".join(["pass"] * row.reads_first + [fault])}
-    answer = row.send(client, run, header)
-    after = effects(sql, run)
-    again = {"reissued", "reinserted"}
-    if expected_branch == "again":
-        assert branch(answer) in again
+    history, taken = expected(row, against, fault)
+    model = undisturbed(client, sql, name, rival, history)
+    assert effects == model.effects
+    if rival is not None:
+        assert said(json.loads(unquote(answer.headers["X-Local-Rival"]))) == model.answers["rival"]
+    if taken == "unreadable":
+        assert said(answer) == (503, "WRITE_OUTCOME_UNKNOWN")
+        assert answer.json()["retry"] == "same-key"
     else:
-        assert branch(answer) == expected_branch
-    if wins:
-        assert answer.status_code == row.won, answer.text
-    else:
-        problem = answer.json()
-        assert (answer.status_code, problem["code"]) == (503, "WRITE_OUTCOME_UNKNOWN")
-        assert problem["retry"] == "same-key"
-    for name in ("runs", "events", "facts", "started", "state"):
-        expected = undisturbed if fault in HAS_EFFECT else untouched
-        assert after[name] == expected[name], name
-    assert after["audited"] - sql_audit_before <= 1
-
-    retry = row.send(client, run, {})
-    had_effect = fault in HAS_EFFECT
-    if route == "/v1/starts":
-        assert retry.status_code == (200 if had_effect else 201)
-        assert retry.json()["outcome"] == "started"
-    elif route != "/v1/retention/purge":
-        assert retry.status_code == (row.again if had_effect else row.won), retry.text
-    if route != "/v1/runs/{run_id}/events":
-        final = effects(sql, run)
-        assert {n: final[n] for n in ("runs", "events", "facts", "state")} == {
-            n: undisturbed[n] for n in ("runs", "events", "facts", "state")
-        }
+        assert said(answer) == model.answers["act"]
+        won = answer.status_code == row.won and not (row.beaten and against == "its rival")
+        taken = taken if taken == "landed" else "issued again" if won else "refused"
+    took = branch(answer)
+    assert ("issued again" if took in ("reissued", "reinserted") else took) == taken
+    assert (retried, final) == (model.retried, model.final)
+    if against == "nobody" and "act" in history:
+        assert (model.answers["act"][0], retried[0]) == (row.won, row.again)
 
 
 def test_an_undisturbed_write_takes_no_branch(client: Client) -> None:
     assert branch(client.start(new_key())) is None
+
+
+class Refusing(BridgeDatabase):
+    """Loses the first batch that writes, and refuses the second."""
+
+    async def batch(self, statements: Sequence[Statement]) -> list[Result]:
+        self.wrote = getattr(self, "wrote", 0) + 1
+        lost = errors.Unknown("D1_ERROR: Network connection lost.")
+        raise lost if self.wrote == 1 else errors.Refused("D1_ERROR: D1 DB is overloaded.")
+
+
+@pytest.mark.anyio
+async def test_a_refusal_of_the_second_attempt_says_nothing_about_the_first(
+    bridge: dict[str, str], client: Client
+) -> None:
+    run = client.started()
+    async with httpx.AsyncClient(base_url=bridge["sql"], timeout=60) as http:
+        db = Refusing(http)
+        with pytest.raises(errors.Unknown):
+            await ownership.heartbeat(db, run["run_id"], None, Owner(**run["owner"]))
+    assert (db.wrote, db.branch) == (2, Branch.UNREADABLE)

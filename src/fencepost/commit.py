@@ -10,7 +10,7 @@ safe at any time. When D1's reply is lost:
       and won                           reinserted / reissued       go on
       and lost                          refused                     the row decides, as for anyone
     reading back fails, or the
-    second reply is lost too            unreadable                  503, nothing more is written
+    second attempt fails as well        unreadable                  503, nothing more is written
 
 A definite failure (MissingTable, ConstraintFailed, Refused) is raised at once: nothing was
 written, and the same request may be sent again.
@@ -88,11 +88,13 @@ async def _run(db: Database, intent: Write) -> Written:
 
 
 async def _again(db: Database, intent: Write, lost: errors.Unknown) -> Written:
-    """Issue the same statements once more. A first attempt that lands late is recognised."""
+    """Issue the same statements once more. A first attempt that lands late is recognised; so
+    even a definite failure of the second says nothing about the first.
+    """
     statements = [*intent.statements, *intent.reads, intent.receipt]
     try:
         results = await db.batch(statements)
-    except errors.Unknown:
+    except errors.StorageError:
         raise _unreadable(db, lost) from lost
     won = bool(results[intent.decides].rows or results[-1].rows)
     again = Branch.REINSERTED if intent.inserts else Branch.REISSUED

@@ -31,11 +31,12 @@ EXCUSED = {
     "fencepost_audit": "history of the deployment",
 }
 
-# Statuses of runs that have not ended; the index is in this order.
+# Statuses of runs that have not ended; the index is in this order. A page says so in its
+# position alone: with `status >= 'pending'` beside it, SQLite would begin every page there.
 _COUNT_RUNS = "SELECT COUNT(*) AS n FROM fencepost_runs WHERE status >= 'pending'"
 _PAGE_RUNS = f"""
 SELECT *, {NOW_MS} AS now_ms FROM fencepost_runs
-WHERE status >= 'pending' AND (status, principal_kind, principal_id, run_id) > (?1, ?2, ?3, ?4)
+WHERE (status, principal_kind, principal_id, run_id) > (MAX(?1, 'pending'), ?2, ?3, ?4)
 ORDER BY status, principal_kind, principal_id, run_id LIMIT ?5
 """
 

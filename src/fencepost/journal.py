@@ -122,10 +122,11 @@ def next_event(head: Head, type: str, payload: Any) -> Event:
 
 def event_hash(prior: Head, type: str, payload_json: str) -> str:
     """The hash of the event after `prior`; the payload as it is stored, to the letter."""
-    sequence = prior.sequence + 1
-    rest = canonical({"prior_hash": prior.hash, "sequence": sequence, "type": type}).decode()
-    # The payload is the first of the four members.
-    return sha256(f'{{"payload":{payload_json},{rest[1:]}')
+    # In the order of the names, as RFC 8785 has it.
+    return sha256(
+        f'{{"payload":{payload_json},"prior_hash":{_encode(prior.hash)},'
+        f'"sequence":{prior.sequence + 1},"type":{_encode(type)}}}'
+    )
 
 
 # Decides nothing: guarded by the token of the write that moved the head in the same batch.

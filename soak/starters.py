@@ -1,0 +1,117 @@
+"""Clients that start: many at once with one key, their retries, and those who misuse a key."""
+
+from __future__ import annotations
+
+import asyncio
+
+from soak.history import Json
+from soak.requests import Answer
+from soak.workers import work
+from soak.world import Actor, Job
+
+SHORT_LEASE_MS, LONG_LEASE_MS = 1000, 30_000
+SUBJECTS, LINEAGES = 40, 25
+
+
+def _new_job(actor: Actor) -> Job:
+    rng = actor.rng
+    agent = rng.random() < 0.2
+    target = {"kind": "agent", "id": "writer", "thread_id": "t-1"} if agent else {}
+    body: Json = {
+        "target": target or {"kind": "workflow", "id": rng.choice(["charge", "mail"])},
+        "input": {"cents": rng.randrange(1000), "note": "Zoë" * rng.randrange(20)},
+        "lease_ms": SHORT_LEASE_MS if rng.random() < 0.5 else LONG_LEASE_MS,
+    }
+    if rng.random() < 0.2:
+        body["lineage"] = {"id": f"line-{rng.randrange(LINEAGES)}", "round": rng.randrange(9)}
+    if rng.random() < 0.2:
+        body["subject"] = _subject(actor)
+    if rng.random() < 0.3:
+        body["machine"] = "delivery"
+    return Job(actor.new("key"), rng.choice(["alice", "alice", "bob"]), body)
+
+
+def _subject(actor: Actor) -> Json:
+    rng = actor.rng
+    name = f"name-{rng.randrange(SUBJECTS)}"
+    if rng.random() < 0.4:
+        return {"stage": "design", "provisional": name, "aliases": [f"{name}-too"]}
+    return {"stage": rng.choice(["design", "build"]), "change": name}
+
+
+async def send_start(
+    actor: Actor, job: Job, owner: Json | None, wait_s: int | None = None
+) -> Answer:
+    """The start of a job, by this owner."""
+    body = job.body if owner is None else {**job.body, "owner": owner}
+    may = actor.gone(job)
+    answer = await actor.post(
+        "/v1/starts", body, key=job.key, token=job.token, wait_s=wait_s, may=may
+    )
+    if not job.run and answer.run is not None:
+        job.run = answer.run
+    return actor.told(job, answer)
+
+
+async def start_new(actor: Actor) -> None:
+    """A new key, by one to four processes at once, each perhaps twice; the winner works on it."""
+    job = _new_job(actor)
+    owners = [actor.new_owner() for _ in range(actor.rng.choice([1, 1, 1, 2, 4]))]
+    twice = [owner for owner in owners if actor.rng.random() < 0.2]
+    answers = await asyncio.gather(*[send_start(actor, job, owner) for owner in owners + twice])
+    if not job.run:
+        return  # fenced
+    actor.world.add(job, actor.rng)
+    for owner, answer in zip(owners + twice, answers, strict=True):
+        if answer.outcome == "started":
+            await work(actor, job, owner)
+            return
+
+
+async def start_again(actor: Actor) -> None:
+    """A known key: by a new process, by the last owner, by nobody in particular; or waiting."""
+    job = actor.world.any_job(actor.rng)
+    if job is None:
+        return
+    owner = actor.rng.choice([None, actor.new_owner(), job.run.get("owner")])
+    wait_s = actor.rng.choice([None, None, 1, 2])
+    answer = await send_start(actor, job, owner, wait_s)
+    if answer.status == 201 and owner is not None:
+        await work(actor, job, owner)
+
+
+async def misuse(actor: Actor) -> None:
+    """A known key for something else, or by somebody else: refused, and the start is unharmed."""
+    job = actor.world.any_job(actor.rng)
+    if job is None:
+        return
+    other = {
+        "START_INPUT_MISMATCH": {**job.body, "input": "another"},
+        "START_TARGET_MISMATCH": {**job.body, "target": {"kind": "workflow", "id": "other"}},
+        "OPERATION_ID_CONFLICT": {**job.body, "subject": {"stage": "build", "change": "other"}},
+        "START_OWNER_MISMATCH": job.body,
+    }
+    code = actor.rng.choice(list(other))
+    stranger = "bob" if job.token == "alice" else "alice"  # noqa: S105
+    token = stranger if code == "START_OWNER_MISMATCH" else job.token
+    answer = await actor.post(
+        "/v1/starts", other[code], key=job.key, token=token, may=frozenset({code})
+    )
+    if answer.code != code:
+        text = f"{job.key}: {answer.code} instead of {code}"
+        actor.caller.witness.findings.add("a_key_means_one_thing", text)
+
+
+async def release(actor: Actor) -> None:
+    """A process takes a new key and gives it back at once; the key is then started anew."""
+    job, owner = _new_job(actor), actor.new_owner()
+    answer = await send_start(actor, job, owner)
+    if answer.outcome != "started":
+        return
+    actor.world.add(job, actor.rng)
+    path = f"/v1/starts/{job.key}/release"
+    actor.told(job, await actor.post(path, {"owner": owner}, token=job.token))
+    next_owner = actor.new_owner()
+    again = await send_start(actor, job, next_owner)
+    if again.outcome == "started":
+        await work(actor, job, next_owner)

@@ -1,0 +1,121 @@
+"""What the clients share: who they are, and the starts that they know of."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from soak.caller import Caller
+from soak.history import ENDED, Json
+from soak.requests import Answer, Request
+
+PEOPLE = {
+    "alice": ("service", "alice", ["start", "work", "read"]),
+    "bob": ("agent", "bob", ["start", "work", "read"]),
+    "operator": ("human", "olga", ["start", "work", "read", "operate"]),
+}
+TOKENS = json.dumps(
+    [
+        {
+            "sha256": hashlib.sha256(token.encode()).hexdigest(),
+            "principal": {"kind": kind, "id": id},
+            "scopes": scopes,
+        }
+        for token, (kind, id, scopes) in PEOPLE.items()
+    ]
+)
+
+RECENT_MAX = 200
+OLD_MAX = 200
+
+
+@dataclass(eq=False)
+class Job:
+    """A start: its key, whose it is, its body without an owner, and its run as last told."""
+
+    key: str
+    token: str
+    body: Json
+    run: Json = field(default_factory=dict)
+
+    @property
+    def run_id(self) -> str:
+        return str(self.run["run_id"])
+
+    @property
+    def ended(self) -> bool:
+        return self.run.get("status") in ENDED
+
+
+class World:
+    """Starts that any client may take up: the recent ones, and some of all the old ones."""
+
+    def __init__(self) -> None:
+        self.recent: deque[Job] = deque(maxlen=RECENT_MAX)
+        self.old: list[Job] = []
+        self.added = 0
+        # Runs that a purge may take, and those that it has taken from under a client.
+        self.purgeable: set[str] = set()
+        self.numbers = itertools.count()
+
+    def add(self, job: Job, rng: Random) -> None:
+        self.added += 1
+        self.recent.append(job)
+        if len(self.old) < OLD_MAX:
+            self.old.append(job)
+        elif rng.random() < OLD_MAX / self.added:
+            self.old[rng.randrange(OLD_MAX)] = job
+
+    def any_job(self, rng: Random) -> Job | None:
+        jobs = self.recent if rng.random() < 0.8 else self.old
+        return rng.choice(jobs) if jobs else None
+
+    def live_job(self, rng: Random) -> Job | None:
+        """One that had not ended when last seen."""
+        jobs = [job for job in self.recent if not job.ended]
+        return rng.choice(jobs) if jobs else None
+
+
+class Actor:
+    """A client: its own chance, the way to the Worker, the shared world."""
+
+    def __init__(self, name: str, seed: int, caller: Caller, world: World) -> None:
+        self.name = name
+        self.rng = Random(f"{seed}/{name}")
+        self.caller = caller
+        self.world = world
+
+    def new(self, word: str) -> str:
+        """A name that nobody else uses."""
+        return f"{word}-{next(self.world.numbers)}"
+
+    def new_owner(self) -> Json:
+        host = f"host-{self.rng.randrange(3)}"
+        return {"host_id": host, "pid": self.rng.randrange(9), "nonce": self.new("nonce")}
+
+    async def post(self, path: str, body: Json | None = None, **options: Any) -> Answer:
+        return await self.caller.ask(Request("POST", path, body or {}, **options), self.rng)
+
+    async def get(self, path: str, **options: Any) -> Answer:
+        return await self.caller.ask(Request("GET", path, **options), self.rng)
+
+    async def verb(self, job: Job, verb: str, **body: Any) -> Answer:
+        """A verb on the run of a job; keeps what is told of the run."""
+        path = f"/v1/runs/{job.run_id}/{verb}"
+        answer = await self.post(path, body, token=job.token, may=self.gone(job))
+        return self.told(job, answer)
+
+    def told(self, job: Job, answer: Answer) -> Answer:
+        if answer.run is not None and answer.run["run_id"] == job.run.get("run_id", ""):
+            job.run = answer.run
+        return answer
+
+    def gone(self, job: Job) -> frozenset[str]:
+        """What may be answered about a run that a purge may take at any time."""
+        purgeable = job.run.get("run_id") in self.world.purgeable
+        return frozenset({"RUN_NOT_FOUND", "START_ALREADY_SETTLED"} if purgeable else ())

@@ -1,0 +1,427 @@
+"""The checker of the soak reports each kind of fault: one that cannot fail would be worthless.
+
+A made-up history of answers goes through the witness, and made-up rows through the checks of the
+database; everything but the last word of each is sound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fencepost import journal, schema
+from soak import invariants, kept, memory, requests, rest
+from soak.history import Closed, History, Json
+from soak.memory import Sample
+from soak.requests import Answer, Request
+from soak.witness import Findings, Witness
+
+A = {"host_id": "host", "pid": 1, "nonce": "a"}
+B = {"host_id": "host", "pid": 1, "nonce": "b"}
+
+
+def a_run(**members: Any) -> Json:
+    return {
+        "run_id": "r",
+        "status": "running",
+        "owner": A,
+        "generation": 1,
+        "heartbeat_at_ms": 100,
+        "lease_expires_at_ms": 200,
+        "cancel_requested_at_ms": None,
+        "cancel_acknowledged_at_ms": None,
+        "head": {"sequence": 1, "hash": "h1"},
+        "machine": None,
+        "state": 1,
+        "result": None,
+        **members,
+    }
+
+
+def ended(**members: Any) -> Json:
+    return a_run(**{"status": "completed", "owner": None, "result": "done", **members})
+
+
+def a_start(owner: Json = A, status: int = 201, **members: Any) -> tuple[Request, Answer]:
+    held = {"key": "k", "run_id": "r", "state": "started", "attempt": 1, "outcome": None}
+    held |= members.pop("reservation", {})
+    run = {**a_run(owner=owner), **members.pop("run", {})}
+    body = {"outcome": "started", "reservation": held, "run": run, **members}
+    return Request("POST", "/v1/starts", {"owner": owner}, key="k"), Answer(status, body, 0)
+
+
+def seen(run: Json) -> tuple[Request, Answer]:
+    return Request("GET", f"/v1/runs/{run['run_id']}"), Answer(200, run, 0)
+
+
+def verb(name: str, body: Json, **sent: Any) -> tuple[Request, Answer]:
+    return Request("POST", f"/v1/runs/r/{name}", {"owner": A, **sent}), Answer(200, body, 0)
+
+
+def step(name: str, state: str, outcome: Any = None, owner: Json = A) -> tuple[Request, Answer]:
+    operation = {"id": "s", "state": state, "outcome": outcome}
+    body = {"outcome": name, "operation": operation, "lease": {"token": "t"}}
+    return verb("operations/s/acquire", body, owner=owner)
+
+
+def bound(receipt: str) -> tuple[Request, Answer]:
+    binding = {"gate": "a", "revision": 1, "receipt_hash": receipt, "approval_proof": None}
+    return verb("bindings", {"outcome": "bound", "bindings": [binding], "run": a_run()})
+
+
+def problem(status: int, code: str, **members: Any) -> tuple[Request, Answer]:
+    body = {"code": code, "retry": "same-key", "detail": "…", **members}
+    return Request("POST", "/v1/runs/r/own", {"owner": A}), Answer(status, body, 0)
+
+
+def moved(state: str) -> tuple[Request, Answer]:
+    body = {"state": state, "revision": 1}
+    return Request("POST", "/v1/fence/transitions", {}), Answer(200, body, 0)
+
+
+Exchange = tuple[Request, Answer]
+# The last answer of each breaks the invariant.
+TOLD: list[tuple[str, list[Exchange]]] = [
+    ("a_generation_has_one_owner", [seen(a_run()), seen(a_run(owner=B))]),
+    ("generations_only_rise", [seen(a_run(generation=2)), seen(a_run(owner=B))]),
+    ("a_history_is_one_line", [seen(a_run()), seen(a_run(head={"sequence": 1, "hash": "x"}))]),
+    (
+        "a_history_is_one_line",
+        [seen(a_run(head={"sequence": 2, "hash": "h2"})), seen(a_run())],
+    ),
+    ("a_run_that_ended_stays_as_it_ended", [seen(ended()), seen(ended(result="other"))]),
+    ("a_run_that_ended_stays_as_it_ended", [seen(ended()), seen(ended(status="failed"))]),
+    ("a_run_that_ended_stays_as_it_ended", [seen(ended()), seen(a_run())]),
+    (
+        "a_cancel_is_asked_and_acknowledged_once",
+        [seen(a_run(cancel_requested_at_ms=5)), seen(a_run(cancel_requested_at_ms=6))],
+    ),
+    ("one_run_a_key", [a_start(), a_start(run={"run_id": "r2"}, reservation={"run_id": "r2"})]),
+    (
+        "one_execution_an_attempt",
+        [a_start(), a_start(B, run={"generation": 2})],
+    ),
+    (
+        "attempts_only_rise_and_the_end_is_kept",
+        [a_start(reservation={"attempt": 2}), a_start(status=200)],
+    ),
+    (
+        "attempts_only_rise_and_the_end_is_kept",
+        [a_start(reservation={"state": "terminal", "outcome": "completed"}), a_start(status=200)],
+    ),
+    ("only_an_owner_is_told_to_execute", [a_start(B, run={"owner": A})]),
+    ("only_an_owner_is_told_to_execute", [a_start(run=ended())]),
+    ("a_grant_names_its_owner", [verb("own", {"outcome": "owned", "run": a_run(owner=B)})]),
+    ("a_committed_outcome_stays", [step("committed", "committed", 1), step("acquired", "running")]),
+    (
+        "a_committed_outcome_stays",
+        [step("committed", "committed", 1), step("replayed", "committed", 2)],
+    ),
+    (
+        "a_token_is_acquired_once",
+        [step("acquired", "running"), step("acquired", "running", owner=B)],
+    ),
+    ("a_binding_is_never_changed", [bound("0"), bound("1")]),
+    (
+        "a_history_is_intact",
+        [verb("integrity", {"intact": False, "first_broken": {"sequence": 2, "rule": "…"}})],
+    ),
+    ("a_revision_of_the_fence_has_one_state", [moved("open"), moved("draining")]),
+    ("an_answer_is_documented", [problem(500, "INTERNAL")]),
+    ("an_answer_is_documented", [problem(418, "TEAPOT")]),
+    ("an_answer_is_documented", [problem(503, "WRITE_OUTCOME_UNKNOWN")]),
+    ("an_answer_is_documented", [problem(503, "EXECUTION_FENCED", state="open")]),
+    ("an_answer_is_documented", [problem(409, "CLAIM_FRESH")]),
+    ("an_answer_is_documented", [(problem(500, "INTERNAL")[0], Answer(502, "bad gateway", 0))]),
+]
+
+
+@pytest.mark.parametrize(("invariant", "exchanges"), TOLD)
+def test_the_witness_reports_an_answer_that_breaks(
+    invariant: str, exchanges: list[Exchange]
+) -> None:
+    history, findings = History(), Findings(say=lambda text: None)
+    witness = Witness(history, findings)
+    for number, (request, answer) in enumerate(exchanges, 1):
+        assert not findings.counts
+        sent = Answer(answer.status, answer.body, history.tick(), answer.faults)
+        witness.answered(request, sent)
+        assert bool(findings.counts) == (number == len(exchanges))
+    assert invariant in findings.counts
+
+
+@pytest.mark.parametrize(
+    ("closed", "exchange"),
+    [
+        (Closed("draining", 0, None, None), a_start()),
+        (Closed("migration-locked", 0, None, None), a_start(status=200)),
+        (Closed("migration-locked", 0, None, None), verb("heartbeat", {"run": a_run()})),
+        (Closed("proof-only", 0, "proof", "p"), a_start()),
+        (Closed("proof-only", 0, "proof", None), verb("own", {"run": a_run()})),
+    ],
+)
+def test_the_witness_reports_what_a_closed_fence_admitted(
+    closed: Closed, exchange: Exchange
+) -> None:
+    for since, count in ((0, 1), (99, 0)):
+        history, findings = History(), Findings(say=lambda text: None)
+        history.closed = closed._replace(since=since)
+        request, answer = exchange
+        Witness(history, findings).answered(request, Answer(answer.status, answer.body, 1))
+        assert findings.counts["a_closed_fence_admits_nothing"] == count
+
+
+def test_an_answer_that_was_sent_for_earlier_may_know_less() -> None:
+    history, findings = History(), Findings()
+    witness, sent = Witness(history, findings), history.tick()
+    for run in (ended(generation=2, head={"sequence": 3, "hash": "h3"}), a_run()):
+        witness.answered(Request("GET", "/v1/runs/r"), Answer(200, run, sent))
+    assert not findings.counts
+
+
+def test_lists_and_facts_that_break_are_reported() -> None:
+    listed = [{"run_id": "a"}, {"run_id": "b"}]
+    assert invariants.a_list_holds_what_stays({"a"}, listed) is None
+    assert invariants.a_list_holds_what_stays({"a", "c"}, listed) is not None
+    assert invariants.a_list_holds_what_stays(set(), [*listed, *listed]) is not None
+    facts = [{"type": "activated", "generation": n} for n in (1, 2)]
+    assert invariants.each_generation_is_activated_once(facts) is None
+    assert invariants.each_generation_is_activated_once([*facts, facts[1]]) is not None
+    assert invariants.each_generation_is_activated_once(facts[::-1]) is not None
+
+
+def test_memory_that_grows_is_reported() -> None:
+    def samples(mb: float) -> list[Sample]:
+        return [Sample(n, 300 + n * mb, n * 1000) for n in range(50)]
+
+    assert memory.memory_is_flat(memory.growth(samples(1))) is None
+    assert memory.memory_is_flat(memory.growth(samples(10))) is not None
+    assert memory.growth(samples(10)[:12]) is None
+
+
+# --- Rows --------------------------------------------------------------------------------
+
+
+TOKEN, LEASE = {"write_token": "t"}, {"lease_token": "t"}
+
+
+def insert(db: sqlite3.Connection, table: str, **columns: Any) -> None:
+    marks = ", ".join("?" * len(columns))
+    sql = f"INSERT INTO fencepost_{table} ({', '.join(columns)}) VALUES ({marks})"
+    db.execute(sql, list(columns.values()))
+
+
+FIRST = journal.next_event(journal.GENESIS, "run-created", {"run_id": "r"})
+LAST = journal.next_event(FIRST.head, "state-transitioned", {"to": "completed"})
+
+
+def insert_run(db: sqlite3.Connection) -> None:
+    who = {"target_kind": "workflow", "target_id": "t", "created_at_ms": 1000}
+    insert(
+        db, "reservations", key="k", owner_kind="service", owner_id="a", fingerprint="0" * 64,
+        run_id="r", state="terminal", attempt=1, claim_nonce="t", outcome="completed",
+        updated_at_ms=4000, joined=0, **who,
+    )  # fmt: skip
+    insert(
+        db, "runs", run_id="r", principal_kind="service", principal_id="a", status="completed",
+        generation=2, lease_ms=1000, head_sequence=2, head_hash=LAST.hash, **TOKEN,
+        updated_at_ms=4000, finished_at_ms=4000, **who,
+    )  # fmt: skip
+    insert(db, "snapshots", run_id="r", state="1", result='"done"')
+
+
+def insert_history(db: sqlite3.Connection) -> None:
+    for event in (FIRST, LAST):
+        insert(
+            db, "events", run_id="r", sequence=event.sequence, type=event.type,
+            payload=event.payload_json, prior_hash=event.prior_hash, hash=event.hash,
+            **TOKEN, created_at_ms=event.sequence * 1000,
+        )  # fmt: skip
+    facts = [("activated", "a", 1, 1000), ("stolen", "b", 1, 3000), ("activated", "b", 2, 3000)]
+    for sequence, (type, nonce, generation, at_ms) in enumerate(facts, 1):
+        insert(
+            db, "ownership", run_id="r", sequence=sequence, type=type, owner_host_id="host",
+            owner_pid=1, owner_nonce=nonce, generation=generation, **TOKEN, at_ms=at_ms,
+        )  # fmt: skip
+
+
+def insert_the_rest(db: sqlite3.Connection) -> None:
+    insert(
+        db, "operations", run_id="r", operation_id="s", kind="lease", payload_fingerprint="0" * 64,
+        state="committed", outcome="1", created_at_ms=2000, updated_at_ms=2000, **LEASE, **TOKEN,
+    )  # fmt: skip
+    insert(
+        db, "bindings", run_id="r", revision=1, gate="a", receipt_hash="0" * 64,
+        created_at_ms=2000,
+    )  # fmt: skip
+    for at_ms, state in ((5000, "draining"), (6000, "open")):
+        insert(
+            db, "audit", action="fence-transition", principal_kind="human", principal_id="o",
+            subject="deployment", before='{"proof_run_id": null}',
+            after=f'{{"state": "{state}"}}', **TOKEN, at_ms=at_ms,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    """One run: started, stolen after its lease, ended, with an operation and a binding.
+
+    The fence was draining from 5000 to 6000; all of the run happened before.
+    """
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.row_factory = sqlite3.Row
+        db.execute("PRAGMA ignore_check_constraints = ON")
+        for ddl in schema.STATEMENTS:
+            db.execute(ddl)
+        insert_run(db)
+        insert_history(db)
+        insert_the_rest(db)
+        yield db
+
+
+@pytest.fixture
+def history() -> History:
+    """What clients were told of that run."""
+    history = History()
+    witness = Witness(history, Findings())
+    head, end = ({"sequence": each.sequence, "hash": each.hash} for each in (FIRST, LAST))
+    binding = {"gate": "a", "revision": 1, "receipt_hash": "0" * 64, "approval_proof": None}
+    leases = {"heartbeat_at_ms": 1000, "lease_expires_at_ms": 2000}
+    done = ended(head=end, generation=2)
+    settled = {"state": "terminal", "outcome": "completed"}
+    for request, answer in (
+        a_start(run={"head": head, **leases}),
+        verb("own", {"outcome": "owned", "run": a_run(owner=B, generation=2, head=head)}, owner=B),
+        step("committed", "committed", 1),
+        verb("bindings", {"outcome": "bound", "bindings": [binding]}),
+        a_start(status=200, outcome="replayed", reservation=settled, run=done),
+    ):
+        witness.answered(request, Answer(answer.status, answer.body, history.tick()))
+    assert not witness.findings.counts
+    told = history.run("r")
+    told.events[1] = {"sequence": 1, "type": "run-created", "payload": {"run_id": "r"}}
+    told.events[1]["hash"] = FIRST.hash
+    return history
+
+
+ROWS = {
+    "histories_are_linear": [
+        "UPDATE fencepost_events SET payload = '{}' WHERE sequence = 2",
+        "DELETE FROM fencepost_events WHERE sequence = 1",
+        "DELETE FROM fencepost_events WHERE sequence = 2",
+        "DELETE FROM fencepost_events",
+        f"UPDATE fencepost_runs SET head_hash = '{'0' * 64}'",
+    ],
+    "generations_are_given_once": [
+        "UPDATE fencepost_ownership SET generation = 1",
+        "UPDATE fencepost_runs SET generation = 3",
+        "DELETE FROM fencepost_ownership",
+    ],
+    "one_key_a_run": [
+        "UPDATE fencepost_reservations SET state = 'started'",
+        "UPDATE fencepost_reservations SET joined = 1",
+        "DELETE FROM fencepost_reservations",
+        "UPDATE fencepost_runs SET finished_at_ms = NULL",
+        "INSERT INTO fencepost_reservations SELECT 'k2', owner_kind, owner_id, target_kind, "
+        "target_id, thread_id, fingerprint, run_id, state, attempt, claim_nonce, outcome, "
+        "created_at_ms, updated_at_ms, joined, subject_sha256 FROM fencepost_reservations",
+    ],
+    "an_attempt_begins_once": [
+        "UPDATE fencepost_reservations SET attempt = 2",
+        "UPDATE fencepost_events SET type = 'run-released' WHERE sequence = 2",
+        "UPDATE fencepost_events SET type = 'run-restarted', payload = '{\"attempt\": 1}' "
+        "WHERE sequence = 2",
+    ],
+    "nothing_is_half_deleted": ["DELETE FROM fencepost_runs"],
+    "the_fence_is_respected": [
+        "UPDATE fencepost_reservations SET created_at_ms = 5500",
+        'UPDATE fencepost_audit SET after = \'{"state": "migration-locked"}\', '
+        "at_ms = at_ms - 4500",
+        'UPDATE fencepost_audit SET after = \'{"state": "proof-only"}\', at_ms = at_ms - 4500',
+    ],
+    "runs_are_kept": ["DELETE FROM fencepost_runs"],
+    "keys_are_kept": [
+        "DELETE FROM fencepost_reservations",
+        "UPDATE fencepost_reservations SET run_id = 'other'",
+        "UPDATE fencepost_reservations SET attempt = 0",
+        "UPDATE fencepost_reservations SET outcome = 'failed'",
+    ],
+    "events_are_kept": [
+        "DELETE FROM fencepost_events WHERE sequence = 2",
+        f"UPDATE fencepost_events SET hash = '{'0' * 64}' WHERE sequence = 1",
+        "UPDATE fencepost_events SET payload = '{}' WHERE sequence = 1",
+    ],
+    "ends_are_kept": [
+        "UPDATE fencepost_runs SET status = 'failed'",
+        "UPDATE fencepost_runs SET generation = 1",
+        "UPDATE fencepost_snapshots SET result = '\"other\"'",
+        "DELETE FROM fencepost_snapshots",
+    ],
+    "outcomes_are_kept": [
+        "UPDATE fencepost_operations SET outcome = '2'",
+        "UPDATE fencepost_operations SET state = 'interrupted'",
+        "DELETE FROM fencepost_operations",
+    ],
+    "bindings_are_kept": [
+        f"UPDATE fencepost_bindings SET receipt_hash = '{'1' * 64}'",
+        "DELETE FROM fencepost_bindings",
+    ],
+    "no_lease_was_cut_short": ["UPDATE fencepost_ownership SET at_ms = 1500 WHERE sequence = 2"],
+    "owners_are_kept": ["UPDATE fencepost_ownership SET owner_nonce = 'c' WHERE sequence = 3"],
+}
+
+
+def broken(db: sqlite3.Connection, history: History) -> set[str]:
+    every = (*rest.INVARIANTS, *kept.INVARIANTS)
+    return {each.__name__ for each in every if list(each(db, history))}
+
+
+@pytest.mark.parametrize(
+    ("invariant", "sql"), [(name, sql) for name, texts in ROWS.items() for sql in texts]
+)
+def test_the_check_of_the_database_reports_a_row_that_breaks(
+    db: sqlite3.Connection, history: History, invariant: str, sql: str
+) -> None:
+    assert broken(db, history) == set()
+    db.execute(sql)
+    assert invariant in broken(db, history)
+
+
+@pytest.mark.parametrize("page", [2, 3])
+def test_a_damaged_page_is_reported(tmp_path: Path, history: History, page: int) -> None:
+    file = tmp_path / "db.sqlite"
+    with contextlib.closing(sqlite3.connect(file)) as db, db:
+        db.execute("CREATE TABLE t (a UNIQUE)")
+        db.executemany("INSERT INTO t VALUES (?)", [(n,) for n in range(1000)])
+    with contextlib.closing(rest.opened(file)) as db:
+        assert list(rest.the_file_is_sound(db, history)) == []
+    pages = bytearray(file.read_bytes())
+    pages[4096 * (page - 1) : 4096 * page] = bytes(4096)
+    file.write_bytes(pages)
+    with contextlib.closing(rest.opened(file)) as db:
+        assert list(rest.the_file_is_sound(db, history)) != []
+
+
+def test_every_invariant_has_a_case_here() -> None:
+    elsewhere = {
+        "a_closed_fence_admits_nothing",
+        "a_list_holds_what_stays",
+        "each_generation_is_activated_once",
+        "memory_is_flat",
+        "the_file_is_sound",
+    }
+    cases = {name for name, _ in TOLD} | ROWS.keys() | elsewhere
+    said = {requests.an_answer_is_documented, memory.memory_is_flat, *functions(invariants)}
+    assert {each.__name__ for each in (*said, *rest.INVARIANTS, *kept.INVARIANTS)} <= cases
+
+
+def functions(module: ModuleType) -> list[Callable[..., Any]]:
+    found = inspect.getmembers(module, inspect.isfunction)
+    return [value for _, value in found if value.__module__ == module.__name__]
