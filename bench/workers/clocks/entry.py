@@ -26,7 +26,7 @@ STAGES = {
     "token checked": ["auth:admit"],
     "body read": ["routes:_read_body"],
     "JSON parsed": ["strictjson:loads"],
-    "members checked": ["wire:start"],
+    "members checked": ["body:Form.parse"],
     "fingerprint": ["decision:fingerprint"],
     "statements made, decision": ["starts:start"],
     "answer shaped": ["answers:start_reply"],
