@@ -55,7 +55,8 @@ def document(sections: list[Section], options: Options, minutes: float) -> str:
     )
     facts = [f"- {name}: {value}" for name, value in (*versions().items(), *machine().items())]
     head = [f"# Benchmarks, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC", how, "\n".join(facts)]
-    return "\n\n".join([*head, *(section.text() for section in sections)]) + "\n"
+    cuts = (PROJECT / "bench" / "cuts.md").read_text()
+    return "\n\n".join([*head, *(section.text() for section in sections), cuts])
 
 
 def versions() -> dict[str, str]:

@@ -197,8 +197,11 @@ def spelled(send: Send, run: Json) -> str:
 # --- The table ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("against", ["nobody", "its rival", "the fence"])
+AGAINST = [(against, fault) for against in ("nobody", "its rival") for fault in FAULTS]
+AGAINST += [("the fence", "lost"), ("the fence", "drop")]
+
+
+@pytest.mark.parametrize(("against", "fault"), AGAINST)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_lost_reply_has_one_effect_or_none_and_the_same_request_converges(
     client: Client, sql: Sql, name: str, against: str, fault: str

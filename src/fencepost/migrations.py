@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fencepost import schema
 from fencepost.d1 import Statement
-from fencepost.shape import table, tokens
+from fencepost.shape import table
 
 
 class Earlier(NamedTuple):
@@ -93,8 +93,14 @@ MIGRATIONS = {
 
 EARLIER = {earlier.digest: earlier for shape in MIGRATIONS.values() for earlier in shape}
 
-DDL = {tokens(ddl)[2]: ddl for ddl in schema.STATEMENTS if tokens(ddl)[1] == "table"}
-INDEXES = {tokens(ddl)[2]: ddl for ddl in schema.STATEMENTS if tokens(ddl)[1] == "index"}
+
+def _created(kind: str) -> dict[str, str]:
+    """Ours by name: each statement is CREATE `kind` IF NOT EXISTS name …"""
+    words = ((ddl.split(None, 6), ddl) for ddl in schema.STATEMENTS)
+    return {word[5]: ddl for word, ddl in words if word[1] == kind}
+
+
+DDL, INDEXES = _created("TABLE"), _created("INDEX")
 
 # Decides: the table is still as it was when the migration was chosen. If not, malformed JSON
 # takes the whole batch back: somebody else migrated it first.
