@@ -57,9 +57,13 @@ function allowRuntimeWasm(unsafeEval) {
   });
 }
 
-/** Pyodide fetches its standard library: give it ours, and the globals of a browser that it looks at. */
+/**
+ * Pyodide fetches its standard library: give it ours, and the globals of a browser that it looks at. Its event loop
+ * is to run on timers, as in a deployed isolate, where Pyodide finds no MessageChannel when it comes up.
+ */
 async function withStandardLibrary(load) {
-  const { fetch } = globalThis;
+  const { fetch, MessageChannel } = globalThis;
+  globalThis.MessageChannel = undefined;
   globalThis.fetch = async (input, init) =>
     String(input?.url ?? input).startsWith(INDEX_URL) ? new Response(stdlib) : fetch(input, init);
   globalThis.addEventListener ??= () => {};
@@ -67,7 +71,7 @@ async function withStandardLibrary(load) {
   try {
     return await load();
   } finally {
-    globalThis.fetch = fetch;
+    Object.assign(globalThis, { fetch, MessageChannel });
   }
 }
 
