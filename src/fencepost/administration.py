@@ -91,6 +91,6 @@ async def list_audit(request: Request, page: Page) -> Reply[shown.Items[operator
     """Who did what, and why, in order."""
     [after] = page.cursor or (0,)
     entries = await audit.page(request.db, after, page.limit)
-    last = (str(entries[-1].sequence),) if len(entries) == page.limit else None
     items = [shapes.audit_json(entry) for entry in entries]
-    return Reply(200, {"items": items, "cursor": wire.cursor_text(last)})
+    cursor = wire.next_cursor(page, entries, lambda entry: (str(entry.sequence),))
+    return Reply(200, {"items": items, "cursor": cursor})

@@ -116,9 +116,8 @@ async def list_bindings(request: Request, page: Page) -> Reply[shown.Items[shown
     """What was delivered, by revision and gate."""
     run_id, viewer, after = request.params["run_id"], request.viewer, page.cursor or (0, "")
     found = await bindings.page(request.db, run_id, viewer, after, page.limit)
-    last = (str(found[-1].revision), found[-1].gate) if len(found) == page.limit else None
-    shape: shown.Items[shown.Binding] = {"items": _items(found), "cursor": wire.cursor_text(last)}
-    return Reply(200, shape, run_id=run_id)
+    cursor = wire.next_cursor(page, found, lambda bound: (str(bound.revision), bound.gate))
+    return Reply(200, {"items": _items(found), "cursor": cursor}, run_id=run_id)
 
 
 def _items(page: list[Binding]) -> list[shown.Binding]:

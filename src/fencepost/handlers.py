@@ -81,13 +81,13 @@ async def get_run(request: Request, wait_s: int) -> Reply[shown.Run]:
 async def list_runs(request: Request, page: wire.Runs) -> Reply[shown.Items[shown.RunSummary]]:
     """The runs that the caller may see, oldest first."""
     runs = await snapshot.page(request.db, request.viewer, page.status, page.cursor, page.limit)
-    last = runs[-1] if len(runs) == page.limit else None
-    return _page(runs, None if last is None else (*last.principal, last.run_id))
+    cursor = wire.next_cursor(page, runs, lambda run: (*run.principal, run.run_id))
+    return _page(runs, cursor)
 
 
-def _page(runs: list[Run], last: tuple[str, ...] | None) -> Reply[shown.Items[shown.RunSummary]]:
+def _page(runs: list[Run], cursor: str | None) -> Reply[shown.Items[shown.RunSummary]]:
     items = [shapes.run_json(run, content=False) for run in runs]
-    return Reply(200, {"items": items, "cursor": wire.cursor_text(last)})
+    return Reply(200, {"items": items, "cursor": cursor})
 
 
 Where = tuple[Database, str, Principal | None, Owner]
@@ -167,9 +167,12 @@ async def get_lineage(request: Request, page: Page) -> Reply[shown.Items[shown.R
     """The rounds of one logical run."""
     run_id, viewer = request.params["run_id"], request.viewer
     runs = await lineage.page(request.db, run_id, viewer, page.cursor, page.limit)
-    last = runs[-1] if len(runs) == page.limit else None
-    round = last.lineage.round if last and last.lineage else -1
-    return _page(runs, None if last is None else (str(round), last.run_id))
+    return _page(runs, wire.next_cursor(page, runs, _round))
+
+
+def _round(run: Run) -> tuple[str, str]:
+    """A run without a lineage comes before the first round."""
+    return str(run.lineage.round if run.lineage else -1), run.run_id
 
 
 async def get_latest(request: Request, _: None) -> Reply[shown.Run]:
@@ -183,9 +186,9 @@ async def list_ownership(request: Request, page: Page) -> Reply[shown.Items[show
     run_id, viewer = request.params["run_id"], request.viewer
     [after] = page.cursor or (0,)
     facts = await ownership.facts(request.db, run_id, viewer, after, page.limit)
-    last = (str(facts[-1].sequence),) if len(facts) == page.limit else None
     items = [shapes.fact_json(fact) for fact in facts]
-    return Reply(200, {"items": items, "cursor": wire.cursor_text(last)})
+    cursor = wire.next_cursor(page, facts, lambda fact: (str(fact.sequence),))
+    return Reply(200, {"items": items, "cursor": cursor})
 
 
 async def post_transition(request: Request, change: Transition) -> Reply[shown.VerbAnswer]:

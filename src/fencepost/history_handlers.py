@@ -21,9 +21,9 @@ async def list_events(request: Request, page: Page) -> Reply[shown.Items[shown.E
     run, found = await events.page(
         request.db, request.params["run_id"], request.viewer, after, page.limit
     )
-    last = (str(found[-1].event.sequence),) if len(found) == page.limit else None
     items = [shapes.event_json(stored.event, stored.created_at_ms) for stored in found]
-    return Reply(200, {"items": items, "cursor": wire.cursor_text(last)}, run_id=run.run_id)
+    cursor = wire.next_cursor(page, found, lambda stored: (str(stored.event.sequence),))
+    return Reply(200, {"items": items, "cursor": cursor}, run_id=run.run_id)
 
 
 def _type(value: Any, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fencepost import errors, limits
@@ -183,6 +183,13 @@ class Page(NamedTuple):
 
     limit: int
     cursor: Any
+
+
+def next_cursor(
+    page: Page | Runs, found: Sequence[T], keys: Callable[[T], tuple[str, ...]]
+) -> str | None:
+    """Where the list goes on after `found`; a page that is not full is the last."""
+    return cursor_text(keys(found[-1])) if len(found) == page.limit else None
 
 
 _LIMIT = Member(
