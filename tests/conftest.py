@@ -7,8 +7,9 @@ and `db` reach the same database without the Worker.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import httpx
 import pytest
 
 from fencepost import schema
-from helpers import BridgeDatabase, Client, Sql
+from helpers import BridgeDatabase, Client, Json, Sql
+from refusals import Refusals
+from stored_shapes import DUMPS, drop_all
 
 ROOT = Path(__file__).parent.parent
 
@@ -92,3 +95,42 @@ async def db(bridge: dict[str, str], sql: Sql) -> Any:
     """A `Database` for the noun modules, over the same D1."""
     async with httpx.AsyncClient(base_url=bridge["sql"], timeout=60) as http:
         yield BridgeDatabase(http)
+
+
+@pytest.fixture
+async def http(bridge: dict[str, str]) -> Any:
+    """Many connections at once, to every isolate."""
+    limits = httpx.Limits(max_connections=60)
+    async with httpx.AsyncClient(base_url=bridge["url"], timeout=60, limits=limits) as session:
+        yield session
+
+
+@pytest.fixture
+def run(client: Client) -> Json:
+    """A run that alice holds."""
+    return client.started()
+
+
+@pytest.fixture
+def refused(client: Client, sql: Sql) -> Refusals:
+    return Refusals(client, sql)
+
+
+@pytest.fixture
+def database(client: Client, sql: Sql) -> Iterator[Sql]:
+    """The database, which a test may alter; its tables are made anew afterwards."""
+    yield sql
+    drop_all(sql)
+
+
+@pytest.fixture
+def load(client: Client, database: Sql) -> Callable[[str], None]:
+    """Puts a stored dump in the place of the database; no isolate has looked at it."""
+
+    def put(name: str) -> None:
+        drop_all(database)
+        client.look()
+        text = re.sub(r"^--.*\n", "", DUMPS[name], flags=re.MULTILINE)
+        database.batch([(part, ()) for part in text.split(";\n") if part.strip()])
+
+    return put

@@ -201,6 +201,13 @@ class Client:
         return self.verb(run, "transition", to=to, **members)
 
 
+def acquired(client: Client, run: Json, operation: str = "step", **members: Any) -> Json:
+    answer = client.operation(run, "acquire", operation, **{"ttl_ms": 60_000, **members})
+    assert answer.status_code == 200, answer.text
+    body: Json = answer.json()
+    return body
+
+
 def round_trips(answer: httpx.Response) -> int:
     found = re.search(r'd1;desc="(\d+) round trips"', answer.headers["Server-Timing"])
     assert found

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 from collections import Counter
-from typing import Any
 
 import httpx
 import pytest
@@ -15,13 +14,6 @@ from helpers import Client, Json, Sql, a_start, an_owner, new_key
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("sql")]
 ROUNDS = 10
-
-
-@pytest.fixture
-async def http(bridge: dict[str, str]) -> Any:
-    limits = httpx.Limits(max_connections=60)
-    async with httpx.AsyncClient(base_url=bridge["url"], timeout=60, limits=limits) as session:
-        yield session
 
 
 async def send(
