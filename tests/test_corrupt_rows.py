@@ -52,6 +52,7 @@ RUN_DAMAGE = {
     "a claim is whole or absent": "claim_nonce = 'n'",
     "a lineage has an id and a round": "lineage_round = 1",
     "a machine has a name and a state": "machine = 'delivery'",
+    "only a machine has a code": "machine_code = 'c'",
     "a run that ended, and no other, has an end": "finished_at_ms = 5",
 }
 

@@ -114,6 +114,11 @@ def test_the_numbers_of_appendix_b(bits: str, text: str) -> None:
         "\ud800",
         {"\udc00": 1},
         {1: 2},
+        [{"a": {-5: 2}}],
+        {"a": 1, "b": {1.5: 2}},
+        {None: 1},
+        {True: 1},
+        [{False: 1}],
     ],
     ids=ascii,
 )
@@ -162,6 +167,8 @@ def test_members_stand_in_the_order_of_their_utf_16_units(names: list[str]) -> N
 @example({"\U00010000": 1.0, "\uffff": [1e21, -0.0, 5e-324, 1e16, 0.1, 123456.789e3]})
 @example({'"1.0"\\': 1, "e": [True, None, "1e5", limits.INTEGER_MAX], "": {"b": {}, "a": []}})
 @example([1e-05, 1e-4, 1.05, 10.0, 100, 1e15, 1e22, 2.0**53])
+@example({"1": 1, "-1.5": {"null": "true", "false": ",1e5"}, "a": ":1.0,"})
+@example([-1.0, -1e-7, -1e21, [0.5e-6], {"a": -10.0}])
 def test_the_fast_way_to_canonical_json_agrees_with_the_reference(value: Any) -> None:
     assert journal.canonical(value) == rfc8785.dumps(value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 
@@ -309,7 +308,7 @@ def test_another_machine_is_added_with_one_table() -> None:
     ids=str,
 )
 def test_a_table_that_is_none_is_refused(changed: Json) -> None:
-    broken = dataclasses.replace(TOGGLE, **changed)
+    broken = TOGGLE._replace(**changed)
     with pytest.raises(ValueError, match=broken.name):
         machines.registry([*machines.MACHINES.values(), broken])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fencepost import answers, audit, errors, fence, inventory, resolve, retention, shapes, wire
@@ -27,7 +26,7 @@ async def post_fence_transition(
     request: Request, command: fence.Transition
 ) -> Reply[operators.Fence]:
     """Move the fence, if it is where the command expects it."""
-    command = replace(command, key=wire.COMMAND_KEY.of(request))
+    command = command._replace(key=wire.COMMAND_KEY.of(request))
     moved, gate = await fence.transition(request.db, request.sender, command)
     return answers.fence_reply(moved, gate)
 

@@ -7,16 +7,15 @@ deed is guarded by it: `last_is` holds exactly for the batch that wrote it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fencepost import errors
-from fencepost.d1 import Database, Row, Statement
+from fencepost.d1 import Database, Statement
 from fencepost.identifiers import Principal
+from fencepost.rows import Row
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A row of fencepost_audit. `before` and `after` are JSON values, or None."""
 
     sequence: int

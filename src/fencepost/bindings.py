@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fencepost import commit, errors, fence, journal, limits
-from fencepost.d1 import NOW_MS, Database, Row, Rules, Statement, check_row
+from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
+from fencepost.rows import Row, Rules, check_row
 from fencepost.runs import Outcome, Owner, Run
 from fencepost.snapshot import VISIBLE, found, not_found, read_statement, scope
 
@@ -24,8 +24,7 @@ TABLE = "fencepost_bindings"
 GATES = ("a", "b")
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(NamedTuple):
     """One delivery. `approval_proof_json` is canonical JSON of an object, or None.
 
     `created_at_ms` is None until it is stored, and no part of what is compared.
@@ -43,7 +42,7 @@ class Binding:
         return self.revision, self.gate
 
     def same(self, other: Binding) -> bool:
-        return replace(self, created_at_ms=None) == replace(other, created_at_ms=None)
+        return self._replace(created_at_ms=None) == other._replace(created_at_ms=None)
 
     @classmethod
     def from_row(cls, row: Row) -> Binding:

@@ -22,8 +22,8 @@ request with the same key then ends where an undisturbed one does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from fencepost import errors
 from fencepost.d1 import Database, Result, Statement
@@ -39,8 +39,7 @@ class Branch(StrEnum):
     UNREADABLE = "unreadable"
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """One batch: `statements`, of which number `decides` returns a row if the write won, and
     then `reads`.
 
@@ -55,8 +54,7 @@ class Write:
     decides: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """Whether the write won, and what its reads returned afterwards."""
 
     won: bool

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from fencepost import errors, failures, limits
@@ -99,8 +99,7 @@ class Database:
         """As `batch`, without a look at the schema."""
         if not statements:
             raise ValueError("a batch holds at least one statement")
-        for statement in statements:
-            check(statement)
+        check(statements)
         self.round_trips += 1
         started = time.perf_counter()
         try:
@@ -144,7 +143,11 @@ class Database:
         bound = []
         for sql, params in statements:
             statement, bind = prepare(sql)
-            values = [null if value is None else _for_javascript(value) for value in params]
+            # A large integer would cross as BigInt, which D1 refuses; it binds all as REAL.
+            values = [
+                null if value is None else value if isinstance(value, str) else float(value)
+                for value in params
+            ]
             bound.append(bind(*values) if values else statement)
         text: str = javascript.stringify(await self._binding.batch(javascript.to_js(bound)))
         return text
@@ -202,30 +205,25 @@ def _prepared(binding: Any) -> _Prepared:
     return _last_prepared
 
 
-def _for_javascript(value: str | float) -> str | float:
-    """Large integers would cross as BigInt, which D1 refuses; it binds every number as REAL."""
-    return value if isinstance(value, str) else float(value)
-
-
 def _result(entry: dict[str, Any]) -> Result:
     meta = entry["meta"]
     return Result(entry["results"], meta["changes"], meta["rows_read"], meta["rows_written"])
 
 
-def check(statement: Statement) -> None:
+def check(statements: Sequence[Statement]) -> None:
     """Refuse what D1 would refuse, cut short or change; ValueError, before anything is sent."""
-    sql, params = statement
-    _check_sql(sql)
-    if len(params) > limits.PARAMETERS_MAX:
-        raise ValueError(f"a statement has {len(params)} parameters; D1 takes at most 100")
-    for number, value in enumerate(params, 1):
-        # Most values are plain, and every start has dozens.
-        if value is None or (
-            type(value) is str and len(value) <= 200 and value.isascii() and "\0" not in value
-        ):
-            continue
-        if problem := _problem(value):
-            raise ValueError(f"parameter ?{number} is {problem}")
+    # A start has dozens of texts, nearly always plain: one look at them all.
+    texts = "".join([value for _, params in statements for value in params if type(value) is str])
+    plain = texts.isascii() and "\0" not in texts and len(texts) <= limits.VALUE_BYTES_MAX
+    for sql, params in statements:
+        _check_sql(sql)
+        if len(params) > limits.PARAMETERS_MAX:
+            raise ValueError(f"a statement has {len(params)} parameters; D1 takes at most 100")
+        for number, value in enumerate(params, 1):
+            if value is None or (plain and type(value) is str):
+                continue
+            if problem := _problem(value):
+                raise ValueError(f"parameter ?{number} is {problem}")
 
 
 @functools.lru_cache(limits.PREPARED_MAX)
@@ -255,25 +253,3 @@ def _text_problem(text: str) -> str | None:
     if len(text) * 4 > limits.VALUE_BYTES_MAX < len(text.encode()):
         return f"longer than {limits.VALUE_BYTES_MAX} bytes"
     return None
-
-
-# --- Rows ---------------------------------------------------------------------------------
-
-Row = dict[str, Any]
-Rules = tuple[tuple[str, Callable[[Row], bool]], ...]
-
-
-def check_row(table: str, rules: Rules, row: Row) -> None:
-    """Raises RowCorrupt, naming the first rule that the row breaks; it is never repaired.
-
-    Raises ColumnAbsent when it lacks a column: `SELECT *` of a table of another shape.
-    """
-    for rule, holds in rules:
-        try:
-            sound = holds(row)
-        except KeyError as absent:
-            raise errors.ColumnAbsent(table, absent.args[0], "missing") from None
-        except TypeError:
-            sound = False
-        if not sound:
-            raise errors.RowCorrupt(table, rule)

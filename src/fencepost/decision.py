@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from fencepost import journal, limits
 from fencepost.fence import Fence
@@ -14,8 +13,7 @@ from fencepost.runs import Lineage, Owner, Run, RunStatus
 from fencepost.subjects import Subject
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """What a caller asks to be started exactly once.
 
     `input_json` becomes the run's first state, so that whoever takes the run over finds it.
@@ -64,8 +62,7 @@ class Decision(StrEnum):
     RESERVED = "reserved"
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """What a start found, all from one transaction; `created` if this very request won."""
 
     fence: Fence

@@ -7,14 +7,14 @@ history is one line, whoever appends at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fencepost import errors, fence, journal, limits
-from fencepost.d1 import NOW_MS, Database, Row, Rules, Statement, check_row
+from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
 from fencepost.projection import Projection
+from fencepost.rows import Row, Rules, check_row, whole
 from fencepost.runs import Outcome, Owner, Run
 from fencepost.snapshot import (
     VISIBLE,
@@ -28,8 +28,7 @@ from fencepost.snapshot import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """A row of fencepost_events."""
 
     event: Event
@@ -45,10 +44,7 @@ class Stored:
 
 
 _RULES: Rules = (
-    (
-        "sequence and time are whole numbers",
-        lambda row: all(isinstance(row[name], int) for name in ("sequence", "created_at_ms")),
-    ),
+    ("sequence and time are whole numbers", whole("sequence", "created_at_ms")),
     (
         "type, payload and hashes are texts",
         lambda row: all(
@@ -61,8 +57,7 @@ _RULES: Rules = (
 # --- Appending ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """What a caller adds. With an `owner` only as long as that owner holds the run."""
 
     type: str
@@ -161,8 +156,7 @@ async def _page(
 # --- Integrity ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Integrity:
+class Integrity(NamedTuple):
     """Whether a history is whole and the run row is what it says.
 
     `sequence` is where it first breaks; None if that is the run row, not an event.

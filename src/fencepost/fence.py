@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from fencepost import audit, commit, errors, schema_guard
 from fencepost.d1 import NOW_MS, Database, Statement
@@ -34,8 +33,7 @@ class FenceState(StrEnum):
     PROOF_ONLY = "proof-only"
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(NamedTuple):
     """The fence row. `updated_at_ms` is None when it was never provisioned."""
 
     state: FenceState
@@ -171,8 +169,7 @@ def as_seed_file(state: FenceState) -> str:
     return _SEED.strip().replace("?1", f"'{state}'") + ";\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(NamedTuple):
     """What an operator asks of the fence. `key` makes a retry of this very command converge."""
 
     expected: FenceState

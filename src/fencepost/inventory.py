@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost import errors, shapes
-from fencepost.d1 import NOW_MS, Reader, Row, Statement
+from fencepost.d1 import NOW_MS, Reader, Statement
 from fencepost.operations import Operation
 from fencepost.reservation import Reservation
+from fencepost.rows import Row
 from fencepost.runs import Run
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ ORDER BY step.run_id, step.operation_id LIMIT ?3
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Category:
+class Category(NamedTuple):
     """One kind of work. `keys` are the columns of its cursor, in the order of its index."""
 
     name: str

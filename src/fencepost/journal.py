@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fencepost.d1 import Statement
 
@@ -33,8 +31,7 @@ PRODUCT_TYPES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """The last event of a history."""
 
     sequence: int
@@ -44,8 +41,7 @@ class Head:
 GENESIS = Head(0, GENESIS_HASH)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One event, hashed; `payload_json` is canonical."""
 
     sequence: int
@@ -65,40 +61,23 @@ def canonical(value: Any) -> bytes:
     Raises ValueError for what JCS cannot express (NaN, integers beyond ±(2^53−1), ...).
     """
     text = _encode(value)
-    # Text is written alike by both; what is left to look at are numbers, and names that are no
-    # text (the encoder would quietly make one of a number) or sort otherwise.
-    if (
-        _OTHER_NUMBER.search(_STRING.sub("", text))
-        or not (text.isascii() or _BMP.fullmatch(text))
-        or not _has_text_names(value)
-    ):
+    if _UNLIKE_JCS.search(text) or not (text.isascii() or _BMP.fullmatch(text)):
         import rfc8785
 
         return rfc8785.dumps(value)
     return text.encode()
 
 
-def _has_text_names(value: Any) -> bool:
-    """Whether every name in a JSON value is a str, and of no class derived from it."""
-    containers = [value] if isinstance(value, _CONTAINERS) else []
-    for container in containers:  # which grows: a container stands before what it holds
-        items: Iterable[Any] = container
-        if isinstance(container, dict):
-            if not _TEXT.issuperset(map(type, container)):
-                return False
-            items = container.values()
-        containers += [item for item in items if isinstance(item, _CONTAINERS)]
-    return True
-
-
-_TEXT = frozenset({str})
-_CONTAINERS = (dict, list, tuple)
 _encode = json.JSONEncoder(
     ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
 ).encode
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# Written otherwise by JavaScript (1.0, 1e+16, 1e-07), or perhaps beyond ±(2^53−1).
-_OTHER_NUMBER = re.compile(r"\.0(?![0-9])|[0-9]e|[0-9]{16}")
+# What the encoder may write otherwise than JCS, and what looks like it inside a text: numbers
+# (JavaScript has 1, 10000000000000000 and 1e-7 for 1.0, 1e+16 and 1e-07) and integers that may be
+# beyond ±(2^53−1); names that it may have made of what is no text (None, True, 5).
+_UNLIKE_JCS = re.compile(
+    r"(?:\A|[\[,:])-?(?:[0-9]+\.0(?![0-9])|[0-9.]+e|[0-9]{16})"
+    r'|[{,]"(?:null|true|false|-?[0-9][^"]*)":'
+)
 # Without surrogates, UTF-16 units (JCS) and code points (Python) sort alike.
 _BMP = re.compile("[\0-\ud7ff\ue000-\uffff]*")
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fencepost.runs import MachineState, RunStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(NamedTuple):
     """`moves` names, for each state, the states that may follow it; `ends` the status in which
     a run ends that reaches this state; `coded` the states that may say why, by a code."""
 
@@ -25,8 +24,7 @@ class Machine:
     coded: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """A step of a run's machine: the state it goes to, and a code that says why."""
 
     to: str

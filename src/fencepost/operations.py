@@ -6,14 +6,14 @@ displayed as lapsed, and marked interrupted by the owner's next POST.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from fencepost import commit, errors, fence, limits, snapshot
-from fencepost.d1 import NOW_MS, Database, Row, Rules, Statement, check_row
+from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal
+from fencepost.rows import Row, Rules, check_row
 from fencepost.runs import Owner, Run, RunStatus
 from fencepost.snapshot import VISIBLE, scope
 
@@ -53,8 +53,7 @@ LOSSES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(NamedTuple):
     """A row of fencepost_operations. Times are ms of the database's clock; `now_ms` is that
     clock at the reading. `lease_token` is that of the last lease, held or not.
     """

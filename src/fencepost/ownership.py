@@ -11,12 +11,12 @@ run calls, and let it refuse lower ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fencepost import errors, fence
-from fencepost.d1 import NOW_MS, Database, Row, Rules, Statement, check_row
+from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
+from fencepost.rows import Row, Rules, check_row, whole
 from fencepost.runs import Outcome, Owner, Run, RunStatus
 from fencepost.snapshot import VISIBLE, found, not_found, read_statement, scope, verb
 
@@ -25,8 +25,7 @@ from fencepost.snapshot import VISIBLE, found, not_found, read_statement, scope,
 EVIDENCE_KINDS = ("lease-expired", "same-host-pid-dead", "cross-host-unreachable-stale")
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """Why the present owner is believed dead. Staleness is judged here, by the lease."""
 
     kind: str
@@ -178,8 +177,7 @@ async def reconfirm(
 FACTS = ("claimed", "activated", "released", "stolen", "expired")
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """A row of fencepost_ownership. `granted_at_ms` is None for letting go of an ownership."""
 
     sequence: int
@@ -203,12 +201,7 @@ _FACT_RULES: Rules = (
         "type is claimed, activated, released, stolen or expired",
         lambda row: row["type"] in FACTS,
     ),
-    (
-        "numbers are whole",
-        lambda row: all(
-            isinstance(row[name], int) for name in ("sequence", "generation", "owner_pid", "at_ms")
-        ),
-    ),
+    ("numbers are whole", whole("sequence", "generation", "owner_pid", "at_ms")),
 )
 
 # Decides nothing: guarded by the token of the write that it records. ?7: the grant that the

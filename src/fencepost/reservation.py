@@ -7,12 +7,11 @@ then target, then fingerprint; a foreign owner learns nothing else. No timer eve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from fencepost import commit, errors, fence, limits
-from fencepost.d1 import NOW_MS, Database, Rules, Statement, check_row
+from fencepost import commit, errors, fence
+from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import (
     Principal,
     PrincipalKind,
@@ -21,6 +20,7 @@ from fencepost.identifiers import (
     is_identifier,
     is_principal_id,
 )
+from fencepost.rows import Rules, check_row, whole
 
 TABLE = "fencepost_reservations"
 
@@ -40,8 +40,7 @@ class Match(StrEnum):
     INPUT_MISMATCH = "input_mismatch"
 
 
-@dataclass(frozen=True, slots=True)
-class Intent:
+class Intent(NamedTuple):
     """What a caller means by a key. `run_id` is used only if the key is new."""
 
     key: str
@@ -51,8 +50,7 @@ class Intent:
     run_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(NamedTuple):
     """A row of fencepost_reservations. Times are ms of the database's clock."""
 
     key: str
@@ -120,13 +118,7 @@ _RULES: Rules = (
         "only a claimed reservation is started",
         lambda row: row["state"] != "started" or row["claim_nonce"] is not None,
     ),
-    (
-        "times are whole milliseconds",
-        lambda row: all(
-            isinstance(row[name], int) and 0 <= row[name] <= limits.INTEGER_MAX
-            for name in ("created_at_ms", "updated_at_ms")
-        ),
-    ),
+    ("times are whole milliseconds", whole("created_at_ms", "updated_at_ms")),
     ("joined is 0 or 1", lambda row: row["joined"] in (0, 1)),
 )
 

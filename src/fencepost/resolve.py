@@ -7,8 +7,8 @@ batch. Afterwards the key replays, or starts again as the next attempt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from fencepost import audit, commit, journal, limits, reservation, snapshot
 from fencepost.d1 import NOW_MS, Database, Statement
@@ -23,8 +23,7 @@ class Verdict(StrEnum):
     NOT_EXECUTED = "not_executed"
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(NamedTuple):
     """What the operator says. `result_json` belongs to `executed`."""
 
     decision: Verdict

@@ -9,7 +9,6 @@ audit.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from fencepost import audit, commit, errors, limits
@@ -19,8 +18,7 @@ from fencepost.identifiers import Principal, mint_token
 DAY_MS = 86_400_000
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
+class Retention(NamedTuple):
     """How long to keep what is over, in days. Keys count from the purge of their run."""
 
     run_days: int = limits.RUN_RETENTION_DAYS_DEFAULT

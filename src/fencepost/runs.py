@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from fencepost import limits
-from fencepost.d1 import Rules, check_row
 from fencepost.identifiers import Principal, Target
 from fencepost.journal import Head
+from fencepost.rows import Rules, all_or_none, check_row, whole
 
 TABLE = "fencepost_runs"
 
@@ -94,8 +92,7 @@ LOSSES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """The process that executes a run."""
 
     host_id: str
@@ -108,16 +105,14 @@ class Owner:
         return self.host_id, self.pid, self.nonce
 
 
-@dataclass(frozen=True, slots=True)
-class Lineage:
+class Lineage(NamedTuple):
     """The rounds of one logical run."""
 
     id: str
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class MachineState:
+class MachineState(NamedTuple):
     """Where the machine that a run names stands, and the code that says why it is there."""
 
     name: str
@@ -125,16 +120,14 @@ class MachineState:
     code: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A tentative hold on a run that its claimant has not activated yet."""
 
     owner: Owner
     claimed_at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """A row of fencepost_runs. Times are ms of the database's clock.
 
     `state_json` and `result_json` are None where they were not read (lists); `now_ms` is the
@@ -225,48 +218,35 @@ def _machine(row: dict[str, Any]) -> MachineState | None:
     return MachineState(name, row["machine_state"], row["machine_code"])
 
 
-_INTEGERS = (
-    "generation",
-    "heartbeat_at_ms",
-    "lease_ms",
-    "lease_expires_at_ms",
-    "owner_pid",
-    "claim_pid",
-    "claimed_at_ms",
-    "cancel_requested_at_ms",
-    "cancel_acknowledged_at_ms",
-    "lineage_round",
-    "head_sequence",
-    "created_at_ms",
-    "started_at_ms",
-    "finished_at_ms",
-)
 _STATUSES = frozenset(RunStatus)
-
-
-def _all_or_none(row: dict[str, Any], *names: str) -> bool:
-    return len({row[name] is None for name in names}) == 1
 
 
 _RULES: Rules = (
     ("status is known", lambda row: row["status"] in _STATUSES),
     (
         "numbers are whole and within ±(2^53−1)",
-        lambda row: all(
-            row[name] is None
-            or (isinstance(row[name], int) and 0 <= row[name] <= limits.INTEGER_MAX)
-            for name in _INTEGERS
+        whole(
+            "generation",
+            "heartbeat_at_ms",
+            "lease_ms",
+            "lease_expires_at_ms",
+            "owner_pid",
+            "claim_pid",
+            "claimed_at_ms",
+            "cancel_requested_at_ms",
+            "cancel_acknowledged_at_ms",
+            "lineage_round",
+            "head_sequence",
+            "created_at_ms",
+            "started_at_ms",
+            "finished_at_ms",
+            null=True,
         ),
     ),
     (
         "an owner is whole and has a heartbeat and a lease",
-        lambda row: _all_or_none(
-            row,
-            "owner_host_id",
-            "owner_pid",
-            "owner_nonce",
-            "heartbeat_at_ms",
-            "lease_expires_at_ms",
+        all_or_none(
+            "owner_host_id", "owner_pid", "owner_nonce", "heartbeat_at_ms", "lease_expires_at_ms"
         ),
     ),
     (
@@ -275,18 +255,13 @@ _RULES: Rules = (
     ),
     (
         "a claim is whole or absent",
-        lambda row: _all_or_none(row, "claim_host_id", "claim_pid", "claim_nonce", "claimed_at_ms"),
+        all_or_none("claim_host_id", "claim_pid", "claim_nonce", "claimed_at_ms"),
     ),
+    ("a lineage has an id and a round", all_or_none("lineage_id", "lineage_round")),
+    ("a machine has a name and a state", all_or_none("machine", "machine_state")),
     (
-        "a lineage has an id and a round",
-        lambda row: _all_or_none(row, "lineage_id", "lineage_round"),
-    ),
-    (
-        "a machine has a name and a state",
-        lambda row: (
-            _all_or_none(row, "machine", "machine_state")
-            and (row["machine_code"] is None or row["machine"] is not None)
-        ),
+        "only a machine has a code",
+        lambda row: row["machine_code"] is None or row["machine"] is not None,
     ),
     (
         "a run that ended, and no other, has an end",

@@ -9,8 +9,7 @@ stays the one. Subjects belong to a principal, as keys do.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fencepost import fence, journal, limits
 from fencepost.d1 import NOW_MS, Database, Statement
@@ -22,8 +21,7 @@ from fencepost.snapshot import VISIBLE, contended, read, scope, verb
 DESIGN = "design"
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(NamedTuple):
     """Exactly one of `change` and `provisional` is given; aliases belong to the latter."""
 
     stage: str

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fencepost import fence, journal, limits, machines, reservation
 from fencepost.d1 import NOW_MS, Database, Statement
@@ -16,8 +15,7 @@ from fencepost.runs import TERMINAL, Outcome, Owner, Run, RunStatus
 from fencepost.snapshot import VISIBLE, contended, read, scope, verb
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(NamedTuple):
     """What an owner asks of its run. JSON texts of None leave what is stored.
 
     `result_json` belongs to an end. `cancel_requested` is a guard: the transition happens only

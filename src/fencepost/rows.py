@@ -1,0 +1,55 @@
+"""Rows as they come out of the database, and the rules that a table holds them to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+from fencepost import errors, limits
+
+Row = dict[str, Any]
+Rules = tuple[tuple[str, Callable[[Row], bool]], ...]
+
+
+def check_row(table: str, rules: Rules, row: Row) -> None:
+    """Raises RowCorrupt, naming the first rule that the row breaks; it is never repaired.
+
+    Raises ColumnAbsent when it lacks a column: `SELECT *` of a table of another shape.
+    """
+    for rule, holds in rules:
+        try:
+            sound = holds(row)
+        except KeyError as absent:
+            raise errors.ColumnAbsent(table, absent.args[0], "missing") from None
+        except TypeError:
+            sound = False
+        if not sound:
+            raise errors.RowCorrupt(table, rule)
+
+
+def whole(*names: str, null: bool = False) -> Callable[[Row], bool]:
+    """Whether columns (two or more) are integers from 0 to 2^53−1, or NULL where `null` says so."""
+    columns, types = itemgetter(*names), {int, type(None)} if null else {int}
+
+    def holds(row: Row) -> bool:
+        values = columns(row)
+        numbers = [value for value in values if value is not None]
+        return (
+            types.issuperset(map(type, values))
+            and min(numbers, default=0) >= 0
+            and max(numbers, default=0) <= limits.INTEGER_MAX
+        )
+
+    return holds
+
+
+def all_or_none(*names: str) -> Callable[[Row], bool]:
+    """Whether columns (two or more) are all NULL, or none of them."""
+    columns = itemgetter(*names)
+
+    def holds(row: Row) -> bool:
+        values = columns(row)
+        return values.count(None) in (0, len(values))
+
+    return holds
