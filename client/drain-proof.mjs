@@ -17,10 +17,11 @@ async function prove(get, wait) {
     console.error(JSON.stringify(sweep));
     if (sweep.state !== "draining") return { proved: false, reason: `the fence is ${sweep.state}, not draining`, sweeps };
     const left = Object.values(sweep.counts).reduce((sum, count) => sum + count, 0);
+    const least = sweep.more ? "at least " : "";
     const moved = sweeps.length > 0 && sweeps[0].revision !== sweep.revision;
     sweeps = left > 0 ? [] : moved ? [sweep] : [...sweeps, sweep];
     if (sweeps.length === 2) return { proved: true, sweeps };
-    if (left > 0 && !wait) return { proved: false, reason: `${left} pieces of work are left`, sweeps: [sweep] };
+    if (left > 0 && !wait) return { proved: false, reason: `${least}${left} pieces of work are left`, sweeps: [sweep] };
     await setTimeout(SECONDS_APART * 1000);
   }
 }
@@ -36,6 +37,7 @@ async function take(get) {
     state: before.revision === after.revision ? after.state : "moving",
     revision: after.revision,
     counts: Object.fromEntries(work.map(({ category, count }) => [category, count])),
+    more: work.some(({ more }) => more),
   };
 }
 

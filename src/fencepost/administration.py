@@ -45,8 +45,13 @@ async def get_inventory(request: Request, _: None) -> Reply[shown.Items[operator
     """How much work each category holds."""
     found = await inventory.counts(Reader(request.db))
     items: list[operators.Work] = [
-        {"category": name, "kind": inventory.CATEGORIES[name].kind, "count": count}
-        for name, count in found.items()
+        {
+            "category": name,
+            "kind": inventory.CATEGORIES[name].kind,
+            "count": counted.number,
+            "more": counted.more,
+        }
+        for name, counted in found.items()
     ]
     return Reply(200, {"items": items, "cursor": None})
 
@@ -73,8 +78,8 @@ async def get_inventory_category(request: Request, asked: Page) -> Reply[operato
         "items": page.items,
         "cursor": wire.cursor_text(page.cursor),
     }
-    if page.count is not None:
-        shape["count"] = page.count
+    if page.counted is not None:
+        shape["count"], shape["more"] = page.counted
     return Reply(200, shape)
 
 

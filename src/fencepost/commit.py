@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from fencepost import errors
 from fencepost.d1 import Database, Result, Statement
+from fencepost.rows import Row
 
 
 class Branch(StrEnum):
@@ -55,10 +56,13 @@ class Write(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Whether the write won, and what its reads returned afterwards."""
+    """Whether the write won, what its reads returned afterwards, and, if it won, the row of the
+    statement that decided, or of its receipt.
+    """
 
     won: bool
     reads: list[Result]
+    row: Row | None = None
 
 
 async def write(db: Database, intent: Write) -> Written:
@@ -76,13 +80,17 @@ async def write(db: Database, intent: Write) -> Written:
             raise _unreadable(db, lost) from lost
         if results[-1].rows:
             db.branch = Branch.LANDED
-            return Written(True, results[:-1])
+            return Written(True, results[:-1], results[-1].rows[0])
         return await _again(db, intent, lost)
 
 
 async def _run(db: Database, intent: Write) -> Written:
     results = await db.batch([*intent.statements, *intent.reads])
-    return Written(bool(results[intent.decides].rows), results[len(intent.statements) :])
+    return _written(results[intent.decides].rows, results[len(intent.statements) :])
+
+
+def _written(rows: list[Row], reads: list[Result]) -> Written:
+    return Written(bool(rows), reads, rows[0] if rows else None)
 
 
 async def _again(db: Database, intent: Write, lost: errors.Unknown) -> Written:
@@ -94,10 +102,12 @@ async def _again(db: Database, intent: Write, lost: errors.Unknown) -> Written:
         results = await db.batch(statements)
     except errors.StorageError:
         raise _unreadable(db, lost) from lost
-    won = bool(results[intent.decides].rows or results[-1].rows)
+    written = _written(
+        results[intent.decides].rows or results[-1].rows, results[len(intent.statements) : -1]
+    )
     again = Branch.REINSERTED if intent.inserts else Branch.REISSUED
-    db.branch = again if won else Branch.REFUSED
-    return Written(won, results[len(intent.statements) : -1])
+    db.branch = again if written.won else Branch.REFUSED
+    return written
 
 
 def _unreadable(db: Database, lost: errors.Unknown) -> errors.Unknown:

@@ -8,11 +8,10 @@ named, so that it cannot hide.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fencepost import errors, shapes
-from fencepost.d1 import NOW_MS, Reader, Statement
+from fencepost import errors, limits, shapes
+from fencepost.d1 import NOW_MS, Reader, Result, Statement
 from fencepost.operations import Operation
 from fencepost.reservation import Reservation
 from fencepost.rows import Row
@@ -32,26 +31,34 @@ EXCUSED = {
     "fencepost_audit": "history of the deployment",
 }
 
+_ENOUGH = limits.COUNT_MAX + 1
+
 # Statuses of runs that have not ended; the index is in this order. A page says so in its
 # position alone: with `status >= 'pending'` beside it, SQLite would begin every page there.
-_COUNT_RUNS = "SELECT COUNT(*) AS n FROM fencepost_runs WHERE status >= 'pending'"
+_COUNT_RUNS = f"""
+SELECT COUNT(*) AS n FROM (
+  SELECT 1 FROM fencepost_runs WHERE status >= 'pending' LIMIT {_ENOUGH})
+"""
 _PAGE_RUNS = f"""
 SELECT *, {NOW_MS} AS now_ms FROM fencepost_runs
 WHERE (status, principal_kind, principal_id, run_id) > (MAX(?1, 'pending'), ?2, ?3, ?4)
 ORDER BY status, principal_kind, principal_id, run_id LIMIT ?5
 """
 
-_COUNT_RESERVATIONS = "SELECT COUNT(*) AS n FROM fencepost_reservations WHERE state <> 'terminal'"
+_COUNT_RESERVATIONS = f"""
+SELECT COUNT(*) AS n FROM (
+  SELECT 1 FROM fencepost_reservations WHERE state <> 'terminal' LIMIT {_ENOUGH})
+"""
 _PAGE_RESERVATIONS = """
 SELECT * FROM fencepost_reservations
 WHERE state <> 'terminal' AND (run_id, key) > (?1, ?2) ORDER BY run_id, key LIMIT ?3
 """
 
 # An operation that runs in a run that has ended can do nothing any more: nobody owns its run.
-_COUNT_OPERATIONS = """
-SELECT COUNT(*) AS n
-FROM fencepost_operations AS step LEFT JOIN fencepost_runs AS run USING (run_id)
-WHERE step.state = 'running' AND run.finished_at_ms IS NULL
+_COUNT_OPERATIONS = f"""
+SELECT COUNT(*) AS n FROM (
+  SELECT 1 FROM fencepost_operations AS step LEFT JOIN fencepost_runs AS run USING (run_id)
+  WHERE step.state = 'running' AND run.finished_at_ms IS NULL LIMIT {_ENOUGH})
 """
 _PAGE_OPERATIONS = f"""
 SELECT step.*, {NOW_MS} AS now_ms
@@ -113,13 +120,24 @@ def _operation(operation: Operation) -> operators.OwedOperation:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """`count` only on the first page; `cursor` only when the page filled."""
+class Counted(NamedTuple):
+    """How many there are, counted to limits.COUNT_MAX; `more` if there are more than that."""
+
+    number: int
+    more: bool
+
+    @classmethod
+    def of(cls, result: Result) -> Counted:
+        n = result.rows[0]["n"]
+        return cls(min(n, limits.COUNT_MAX), n > limits.COUNT_MAX)
+
+
+class Page(NamedTuple):
+    """`counted` only on the first page; `cursor` only when the page filled."""
 
     items: list[Any]
     cursor: tuple[str, ...] | None
-    count: int | None
+    counted: Counted | None
 
 
 async def page(
@@ -136,8 +154,8 @@ async def page(
         return Page([], None, None)
     rows = results[0].rows
     cursor = tuple(str(rows[-1][key]) for key in category.keys) if len(rows) == limit else None
-    count = results[1].rows[0]["n"] if first else None
-    return Page([_item(category, row) for row in rows], cursor, count)
+    counted = Counted.of(results[1]) if first else None
+    return Page([_item(category, row) for row in rows], cursor, counted)
 
 
 def _item(category: Category, row: Row) -> Any:
@@ -147,10 +165,13 @@ def _item(category: Category, row: Row) -> Any:
         return {category.keys[-1]: row[category.keys[-1]], "corrupt": broken.members["rule"]}
 
 
-async def counts(reader: Reader) -> dict[str, int]:
+async def counts(reader: Reader) -> dict[str, Counted]:
     """How much work each category holds, from one transaction; absent tables hold none."""
     try:
         results = await reader.read([Statement(c.count_sql) for c in CATEGORIES.values()])
     except errors.MissingTable:
-        return {name: (await page(reader, c, None, 1)).count or 0 for name, c in CATEGORIES.items()}
-    return {name: result.rows[0]["n"] for name, result in zip(CATEGORIES, results, strict=True)}
+        return {
+            name: (await page(reader, category, None, 1)).counted or Counted(0, False)
+            for name, category in CATEGORIES.items()
+        }
+    return {name: Counted.of(result) for name, result in zip(CATEGORIES, results, strict=True)}

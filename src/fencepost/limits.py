@@ -49,6 +49,8 @@ UNAVAILABLE_RETRY_AFTER_S = 5
 PAGE_ITEMS_DEFAULT = 100
 PAGE_ITEMS_MAX = 200
 CURSOR_CHARS_MAX = 1024
+# How far an inventory counts: D1 bills the rows that it reads, and a drain asks again and again.
+COUNT_MAX = 1_000
 # Other names of a provisional subject (contracts 4).
 ALIASES_MAX = 4
 # Events that an integrity check reads at a time.

@@ -27,11 +27,12 @@ class Fence(TypedDict):
 
 
 class Work(TypedDict):
-    """How much work of a category there is."""
+    """How much work of a category there is: counted to 1,000, and `more` if there is more."""
 
     category: str
     kind: str
     count: Count
+    more: bool
 
 
 class OwedOperation(Operation):
@@ -54,11 +55,12 @@ Owed = RunSummary | Reservation | OwedOperation | Corrupt
 
 
 class InventoryPage(TypedDict):
-    """`count`, of the whole category, is on the first page alone."""
+    """`count` and `more`, of the whole category, are on the first page alone."""
 
     items: list[Owed]
     cursor: str | None
     count: NotRequired[Count]
+    more: NotRequired[bool]
 
 
 class Purged(TypedDict):

@@ -54,7 +54,7 @@ FROM (SELECT
   (SELECT COUNT(*) FROM ({_DUE_RUNS})) AS runs,
   (SELECT COUNT(*) FROM ({_DUE_RESERVATIONS.replace("?1", "?3")})) AS reservations) AS due
 WHERE due.runs + due.reservations > 0
-RETURNING sequence
+RETURNING after
 """
 
 _DELETE_EVENTS = f"DELETE FROM fencepost_events WHERE run_id IN ({_DUE_RUNS})"
@@ -98,9 +98,9 @@ async def purge(
         while limit > 0:
             size = min(limit, limits.PURGE_CHUNK_ROWS)
             written = await commit.write(db, _chunk(principal, retention, size, now_ms))
-            if not written.won:
+            if written.row is None:
                 return Purged(runs, reservations, more=False)
-            due = json.loads(written.reads[0].rows[0]["after"])
+            due = json.loads(written.row["after"])
             runs, reservations = runs + due["runs"], reservations + due["reservations"]
             limit -= size
     except errors.MissingTable:
@@ -125,5 +125,4 @@ def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -
         Statement(_SETTLE_UNSETTLED, (*due, now_ms)),
         Statement(_DELETE_RUNS, due),
     ]
-    receipt = commit.audit_receipt(token)
-    return commit.Write(statements, [receipt], receipt)
+    return commit.Write(statements, [], commit.audit_receipt(token))
