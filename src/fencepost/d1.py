@@ -99,7 +99,8 @@ class Database:
         """As `batch`, without a look at the schema."""
         if not statements:
             raise ValueError("a batch holds at least one statement")
-        check(statements)
+        for statement in statements:
+            check(statement)
         self.round_trips += 1
         started = time.perf_counter()
         try:
@@ -139,16 +140,11 @@ class Database:
     async def _send(self, statements: Sequence[Statement]) -> str:
         """Cross to JavaScript and back; the JSON text of D1's results."""
         javascript, prepare = _javascript(), _prepared(self._binding).statement
-        null = javascript.null
+        crossing = javascript.otherwise.get
         bound = []
         for sql, params in statements:
             statement, bind = prepare(sql)
-            # A large integer would cross as BigInt, which D1 refuses; it binds all as REAL.
-            values = [
-                null if value is None else value if isinstance(value, str) else float(value)
-                for value in params
-            ]
-            bound.append(bind(*values) if values else statement)
+            bound.append(bind(*map(crossing, params, params)) if params else statement)
         text: str = javascript.stringify(await self._binding.batch(javascript.to_js(bound)))
         return text
 
@@ -170,7 +166,9 @@ class Reader:
 class _Javascript(NamedTuple):
     stringify: Any
     to_js: Any
-    null: Any
+    # What crosses otherwise than by itself: None as undefined and these integers as BigInt, both
+    # of which D1 refuses. It binds every number as REAL.
+    otherwise: dict[Parameter, Any]
 
 
 @functools.cache
@@ -179,7 +177,10 @@ def _javascript() -> _Javascript:
     from js import JSON
     from pyodide.ffi import jsnull, to_js
 
-    return _Javascript(JSON.stringify, to_js, jsnull)
+    otherwise: dict[Parameter, Any] = {None: jsnull}
+    for largest in (limits.INTEGER_MAX, -limits.INTEGER_MAX):
+        otherwise[largest] = float(largest)
+    return _Javascript(JSON.stringify, to_js, otherwise)
 
 
 class _Prepared:
@@ -210,20 +211,22 @@ def _result(entry: dict[str, Any]) -> Result:
     return Result(entry["results"], meta["changes"], meta["rows_read"], meta["rows_written"])
 
 
-def check(statements: Sequence[Statement]) -> None:
+_PLAIN = frozenset({str, type(None)})
+
+
+def check(statement: Statement) -> None:
     """Refuse what D1 would refuse, cut short or change; ValueError, before anything is sent."""
-    # A start has dozens of texts, nearly always plain: one look at them all.
-    texts = "".join([value for _, params in statements for value in params if type(value) is str])
-    plain = texts.isascii() and "\0" not in texts and len(texts) <= limits.VALUE_BYTES_MAX
-    for sql, params in statements:
-        _check_sql(sql)
-        if len(params) > limits.PARAMETERS_MAX:
-            raise ValueError(f"a statement has {len(params)} parameters; D1 takes at most 100")
-        for number, value in enumerate(params, 1):
-            if value is None or (plain and type(value) is str):
-                continue
-            if problem := _problem(value):
-                raise ValueError(f"parameter ?{number} is {problem}")
+    sql, params = statement
+    _check_sql(sql)
+    if len(params) > limits.PARAMETERS_MAX:
+        raise ValueError(f"a statement has {len(params)} parameters; D1 takes at most 100")
+    if _PLAIN.issuperset(map(type, params)):
+        texts = "".join(filter(None, params))  # type: ignore[arg-type]
+        if texts.isascii() and "\0" not in texts and len(texts) <= limits.VALUE_BYTES_MAX:
+            return
+    for number, value in enumerate(params, 1):
+        if value is not None and (problem := _problem(value)):
+            raise ValueError(f"parameter ?{number} is {problem}")
 
 
 @functools.lru_cache(limits.PREPARED_MAX)
