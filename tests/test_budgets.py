@@ -192,8 +192,13 @@ def test_a_later_page_does_not_read_the_pages_before(
 @pytest.mark.usefixtures("many_runs")
 @pytest.mark.parametrize("category", inventory.CATEGORIES)
 def test_an_inventory_counts_to_a_thousand_and_says_if_there_is_more(
-    client: Client, category: str
+    client: Client, sql: Sql, category: str
 ) -> None:
+    # What other tests left running in runs that ended is skipped one by one, and read for that.
+    sql(
+        "DELETE FROM fencepost_operations WHERE run_id IN "
+        "(SELECT run_id FROM fencepost_runs WHERE finished_at_ms IS NOT NULL)"
+    )
     operator = client.as_("operator")
     items = operator.get("/v1/inventory").json()["items"]
     [work] = [item for item in items if item["category"] == category]

@@ -218,7 +218,7 @@ async def _attempt(
             receipt = commit.run_receipt(run_id, token)
             written = await commit.write(db, commit.Write(statements, reads, receipt))
         else:
-            written = commit.Written(False, await db.read(reads))
+            written = commit.Written([], await db.read(reads))
     except errors.MissingTable:
         raise not_found() from None
     places, row, gate = written.reads

@@ -56,13 +56,16 @@ class Write(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Whether the write won, what its reads returned afterwards, and, if it won, the row of the
-    statement that decided, or of its receipt.
+    """What the statement that decided returned, or its receipt: a row if the write won. And what
+    its reads returned afterwards.
     """
 
-    won: bool
+    rows: list[Row]
     reads: list[Result]
-    row: Row | None = None
+
+    @property
+    def won(self) -> bool:
+        return bool(self.rows)
 
 
 async def write(db: Database, intent: Write) -> Written:
@@ -80,17 +83,13 @@ async def write(db: Database, intent: Write) -> Written:
             raise _unreadable(db, lost) from lost
         if results[-1].rows:
             db.branch = Branch.LANDED
-            return Written(True, results[:-1], results[-1].rows[0])
+            return Written(results[-1].rows, results[:-1])
         return await _again(db, intent, lost)
 
 
 async def _run(db: Database, intent: Write) -> Written:
     results = await db.batch([*intent.statements, *intent.reads])
-    return _written(results[intent.decides].rows, results[len(intent.statements) :])
-
-
-def _written(rows: list[Row], reads: list[Result]) -> Written:
-    return Written(bool(rows), reads, rows[0] if rows else None)
+    return Written(results[intent.decides].rows, results[len(intent.statements) :])
 
 
 async def _again(db: Database, intent: Write, lost: errors.Unknown) -> Written:
@@ -102,9 +101,8 @@ async def _again(db: Database, intent: Write, lost: errors.Unknown) -> Written:
         results = await db.batch(statements)
     except errors.StorageError:
         raise _unreadable(db, lost) from lost
-    written = _written(
-        results[intent.decides].rows or results[-1].rows, results[len(intent.statements) : -1]
-    )
+    rows = results[intent.decides].rows or results[-1].rows
+    written = Written(rows, results[len(intent.statements) : -1])
     again = Branch.REINSERTED if intent.inserts else Branch.REISSUED
     db.branch = again if written.won else Branch.REFUSED
     return written

@@ -98,9 +98,9 @@ async def purge(
         while limit > 0:
             size = min(limit, limits.PURGE_CHUNK_ROWS)
             written = await commit.write(db, _chunk(principal, retention, size, now_ms))
-            if written.row is None:
+            if not written.won:
                 return Purged(runs, reservations, more=False)
-            due = json.loads(written.row["after"])
+            due = json.loads(written.rows[0]["after"])
             runs, reservations = runs + due["runs"], reservations + due["reservations"]
             limit -= size
     except errors.MissingTable:

@@ -168,7 +168,7 @@ async def verb(
     receipt = commit.run_receipt(run_id, token, sequence)
     try:
         if not statements:
-            written = commit.Written(False, await db.read(reads))
+            written = commit.Written([], await db.read(reads))
         else:
             written = await commit.write(db, commit.Write(statements, reads, receipt))
     except errors.MissingTable:
