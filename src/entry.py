@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyodide.webloop import PyodideTask
 from workers import WorkerEntrypoint, import_from_javascript
 
-from fencepost import routes
+from fencepost import promptly, routes
+
+promptly.begin_tasks_promptly(PyodideTask)
 
 # Its `env` is the environment without the SDK's wrappers, which look at each binding's class
 # each time; in every event it is the environment of that event until the first await.

@@ -14,8 +14,8 @@ MODULES = sorted((ROOT / "src").rglob("*.py"))
 MAY_TOUCH_JAVASCRIPT = {"d1.py", "routes.py", "entry.py"}
 # Imports point one way: a module imports only what stands to its left.
 ORDER = [
-    *("limits", "identifiers", "problems", "errors", "failures", "rows", "d1", "commit"),
-    *("run_tables",),
+    *("limits", "identifiers", "problems", "errors", "failures", "rows", "promptly"),
+    *("d1", "commit", "run_tables"),
     *("schema", "shape", "migrations", "schema_guard", "audit", "fence"),
     *("journal", "reservation", "runs", "machines", "projection", "snapshot", "ownership"),
     *("transition", "events", "subjects", "claims", "bindings", "operations", "leases"),

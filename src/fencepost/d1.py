@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fencepost import errors, failures, limits
 from fencepost.identifiers import is_well_formed
+from fencepost.promptly import promptly
 
 Parameter = str | int | float | None
 
@@ -145,7 +146,8 @@ class Database:
         for sql, params in statements:
             statement, bind = prepare(sql)
             bound.append(bind(*map(crossing, params, params)) if params else statement)
-        text: str = javascript.stringify(await self._binding.batch(javascript.to_js(bound)))
+        results = await promptly(self._binding.batch, javascript.to_js(bound))
+        text: str = javascript.stringify(results)
         return text
 
 

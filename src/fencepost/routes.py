@@ -18,6 +18,7 @@ from fencepost.d1 import Database
 from fencepost.exchange import Reply, Request
 from fencepost.identifiers import Principal, is_identifier, is_operation_id
 from fencepost.problems import PROBLEMS
+from fencepost.promptly import promptly
 from fencepost.route import Route
 from fencepost.table import ROUTES
 
@@ -221,13 +222,13 @@ async def _read_body(js_request: Any, length: str | None) -> bytes:
     if length is not None and length.isdecimal():
         if int(length) > limits.BODY_BYTES_MAX:
             raise _too_large()
-        data: bytes = (await js_request.arrayBuffer()).to_bytes()
+        data: bytes = (await promptly(js_request.arrayBuffer)).to_bytes()
         return data
     stream = js_request.body
     if not hasattr(stream, "getReader"):
         return b""
     reader, parts, total = stream.getReader(), [], 0
-    while not (chunk := await reader.read()).done:
+    while not (chunk := await promptly(reader.read)).done:
         parts.append(chunk.value.to_bytes())
         total += len(parts[-1])
         if total > limits.BODY_BYTES_MAX:
