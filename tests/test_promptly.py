@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -95,18 +96,22 @@ async def test_a_task_that_is_cancelled_ends_when_the_promise_is_settled() -> No
 
 
 async def test_a_task_goes_on_in_its_own_context_and_as_the_current_task() -> None:
+    whose: ContextVar[str] = ContextVar("whose")
+    whose.set("the test's")
     promise = Promise()
     seen: list[object] = []
 
     async def look() -> None:
+        whose.set("the task's")
         await promptly(promise.call)
-        seen.append(asyncio.current_task())
+        seen.extend((asyncio.current_task(), whose.get()))
 
     task = asyncio.get_running_loop().create_task(look())
     await asyncio.sleep(0)
     promise.later(promise.future.set_result, None)
     await task
-    assert seen == [task]
+    assert seen == [task, "the task's"]
+    assert whose.get() == "the test's"
 
 
 async def test_the_loop_makes_its_own_futures_outside_of_the_call() -> None:
