@@ -85,7 +85,7 @@ def run(options: Options) -> Section:
             ),
             _breakdown([cost.more.median for cost in costs]),
             f"From the way to D1 to the way back, a new start at a time: {ours} ms in Python, with "
-            f"its conversions and the hops of its event loop, {theirs} ms in JavaScript.",
+            f"its conversions, {theirs} ms in JavaScript.",
             f"Inside a new start, by clocks in a copy of the sources: {requests:,} requests of one "
             f"connection, each stage ± {error:.2f} ms and dearer by its clock.",
             Table(("stage", "ms a start", "share"), stages),

@@ -213,12 +213,9 @@ async def _attempt(
     db: Database, run_id: str, statements: list[Statement], reads: list[Statement], token: str
 ) -> tuple[bool, Run, Fence, list[Binding]]:
     """Whether the statements won; run, fence and what is bound to those places afterwards."""
+    receipt = commit.run_receipt(run_id, token)
     try:
-        if statements:
-            receipt = commit.run_receipt(run_id, token)
-            written = await commit.write(db, commit.Write(statements, reads, receipt))
-        else:
-            written = commit.Written([], await db.read(reads))
+        written = await commit.write(db, commit.Write(statements, reads, receipt))
     except errors.MissingTable:
         raise not_found() from None
     places, row, gate = written.reads

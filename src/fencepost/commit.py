@@ -69,11 +69,15 @@ class Written(NamedTuple):
 
 
 async def write(db: Database, intent: Write) -> Written:
-    """Run a write to a known end. One round trip; up to three when a reply is lost.
+    """Run a write to a known end. One round trip; up to three when a reply is lost. Without
+    statements it is a read, which nobody wins.
 
     Raises MissingTable, ConstraintFailed or Refused if it did not run, and Unknown when it
-    cannot be known whether it did: nothing more has been written then.
+    cannot be known whether it did: nothing more has been written then. StorageUnreadable if a
+    read failed.
     """
+    if not intent.statements:
+        return Written([], await db.read(intent.reads))
     try:
         return await _run(db, intent)
     except errors.Unknown as lost:

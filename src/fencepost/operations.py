@@ -9,11 +9,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from fencepost import commit, errors, fence, limits, snapshot
+from fencepost import commit, errors, fence, snapshot
 from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal
-from fencepost.rows import Row, Rules, check_row
+from fencepost.rows import Row, Rules, check_row, whole
 from fencepost.runs import Owner, Run, RunStatus
 from fencepost.snapshot import VISIBLE, scope
 
@@ -97,10 +97,6 @@ class Operation(NamedTuple):
         )
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and 0 <= value <= limits.INTEGER_MAX
-
-
 _STATES = frozenset(OperationState)
 _RULES: Rules = (
     ("state is running, committed or interrupted", lambda row: row["state"] in _STATES),
@@ -112,13 +108,8 @@ _RULES: Rules = (
         "a committed operation, and no other, has an outcome",
         lambda row: (row["state"] == "committed") == (row["outcome"] is not None),
     ),
-    (
-        "times are whole milliseconds",
-        lambda row: (
-            (row["lease_expires_at_ms"] is None or _whole(row["lease_expires_at_ms"]))
-            and _whole(row["updated_at_ms"])
-        ),
-    ),
+    ("times are whole milliseconds", whole("lease_expires_at_ms", null=True)),
+    ("times are whole milliseconds", whole("updated_at_ms")),
 )
 
 
@@ -206,16 +197,13 @@ async def verb(
     run is there and the table is not.
     """
     reads = [*_reads(step.run_id, step.viewer, step.id, now_ms), fence.read_statement()]
+    receipt = Statement(_RECEIPT, (step.run_id, step.id, token))
     try:
-        if statements:
-            receipt = Statement(_RECEIPT, (step.run_id, step.id, token))
-            written = await commit.write(db, commit.Write(statements, reads, receipt))
-            results = written.reads
-        else:
-            results = await db.read(reads)
+        written = await commit.write(db, commit.Write(statements, reads, receipt))
     except errors.MissingTable:
         await snapshot.read(db, step.run_id, step.viewer)
         raise
-    run, stored = snapshot.found(results[0]), results[1].rows
-    operation = Operation.from_row(stored[0]) if stored else None
-    return Seen(run, operation, Fence.from_rows(results[2].rows))
+    row, stored, gate = written.reads
+    run = snapshot.found(row)
+    operation = Operation.from_row(stored.rows[0]) if stored.rows else None
+    return Seen(run, operation, Fence.from_rows(gate.rows))

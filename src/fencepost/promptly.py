@@ -19,7 +19,7 @@ class Arrival:
 
     It steps the task within `set_result` or `set_exception`, which are therefore for callbacks
     of JavaScript alone: no task may run then, and nothing may follow. It cannot be cancelled; a
-    task that is, ends when the promise is settled.
+    task that is, ends when the promise is settled. Pyodide asks `done` before it settles.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_error", "_loop", "_settled", "_value", "_waiting")
@@ -91,7 +91,7 @@ def promptly(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def begin_tasks_promptly(task: Callable[..., Any]) -> None:
-    """From now on each `task` of the event loop runs up to its first await when it is made.
+    """From now on a task of the event loop, made by `task`, runs up to its first await at once.
 
     Pyodide's `create_task` takes no notice of `eager_start`, and with a task factory it fails.
     """
@@ -99,6 +99,6 @@ def begin_tasks_promptly(task: Callable[..., Any]) -> None:
 
     def create_task(coroutine: Coroutine[Any, Any, Any], **options: Any) -> Any:
         _enter(loop)
-        return task(coroutine, loop=loop, **{**options, "eager_start": True})
+        return task(coroutine, **{"loop": loop, "eager_start": True, **options})
 
     loop.create_task = create_task

@@ -28,9 +28,16 @@ def check_row(table: str, rules: Rules, row: Row) -> None:
             raise errors.RowCorrupt(table, rule)
 
 
+def _columns(names: tuple[str, ...]) -> Callable[[Row], tuple[Any, ...]]:
+    """The values of columns; of one column, too."""
+    if len(names) == 1:
+        return lambda row: (row[names[0]],)
+    return itemgetter(*names)
+
+
 def whole(*names: str, null: bool = False) -> Callable[[Row], bool]:
-    """Whether columns (two or more) are integers from 0 to 2^53−1, or NULL where `null` says so."""
-    columns, types = itemgetter(*names), {int, type(None)} if null else {int}
+    """Whether columns are integers from 0 to 2^53−1, or NULL where `null` says so."""
+    columns, types = _columns(names), {int, type(None)} if null else {int}
 
     def holds(row: Row) -> bool:
         values = columns(row)
@@ -45,8 +52,8 @@ def whole(*names: str, null: bool = False) -> Callable[[Row], bool]:
 
 
 def all_or_none(*names: str) -> Callable[[Row], bool]:
-    """Whether columns (two or more) are all NULL, or none of them."""
-    columns = itemgetter(*names)
+    """Whether columns are all NULL, or none of them."""
+    columns = _columns(names)
 
     def holds(row: Row) -> bool:
         values = columns(row)

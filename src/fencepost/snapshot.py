@@ -167,10 +167,7 @@ async def verb(
     reads = [read_statement(run_id, viewer, now_ms), fence.read_statement()]
     receipt = commit.run_receipt(run_id, token, sequence)
     try:
-        if not statements:
-            written = commit.Written([], await db.read(reads))
-        else:
-            written = await commit.write(db, commit.Write(statements, reads, receipt))
+        written = await commit.write(db, commit.Write(statements, reads, receipt))
     except errors.MissingTable:
         raise not_found() from None
     run, gate = written.reads

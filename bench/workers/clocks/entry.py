@@ -35,7 +35,7 @@ STAGES = {
     "response made": ["routes:_send"],
     "request received": ["routes:serve"],
 }
-WAITING = "waiting for D1 and for the event loop"
+WAITING = "waiting for D1"
 OUTSIDE = "outside: HTTP, host, client"
 
 spent_ms: dict[str, float] = {}
