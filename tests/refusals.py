@@ -21,6 +21,10 @@ AGENT = {"kind": "agent", "id": "a", "thread_id": "t"}
 OWNER = {"host_id": "h", "pid": 1, "nonce": "n"}
 
 
+def verbs(run: Json) -> list[str]:
+    return [f"/v1/runs/{run['run_id']}/{verb}" for verb in ("own", "heartbeat", "transition")]
+
+
 class Refusals:
     """Sends something bad and checks everything that all refusals have in common."""
 
