@@ -12,11 +12,12 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from fencepost import ownership, snapshot, starts, transition
-from fencepost.d1 import Database, Parameter, Statement
 from fencepost.decision import Start
 from fencepost.identifiers import Principal, Target
 from fencepost.journal import Head
 from fencepost.runs import Lineage, Owner, RunStatus
+from fencepost.storage.d1 import Database
+from fencepost.storage.sql import Parameter, Statement
 
 Plan = list[dict[str, Any]]
 
@@ -94,8 +95,8 @@ def plans() -> dict[str, Plan]:
 
 def _plan(statements: list[Statement], **short: str) -> Plan:
     return [
-        {"sql": sql, "params": [_parameter(value, short) for value in params]}
-        for sql, params in statements
+        {"sql": each.sql, "params": [_parameter(value, short) for value in each.params]}
+        for each in statements
     ]
 
 

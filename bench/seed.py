@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.measure import START, owner
-from fencepost import journal, schema
+from fencepost import journal
+from fencepost.http.strictjson import dumps
 from fencepost.identifiers import Target
 from fencepost.journal import GENESIS, Event, Head
-from fencepost.strictjson import dumps
+from fencepost.schema import tables
 
 MINE = "seeder"
 STATUSES = ("running", "suspended", "failed", "completed", "cancelled")
@@ -102,7 +103,7 @@ def write(file: Path, seed: Seed) -> None:
         # Faster, and safe: a seeding that is interrupted is done again from nothing.
         for pragma in ("journal_mode = DELETE", "synchronous = OFF", "cache_size = -500000"):
             database.execute(f"PRAGMA {pragma}")
-        indexes = [ddl for ddl in schema.STATEMENTS if ddl.startswith("CREATE INDEX")]
+        indexes = [ddl for ddl in tables.STATEMENTS if ddl.startswith("CREATE INDEX")]
         for ddl in indexes:
             database.execute(f"DROP INDEX {ddl.split()[5]}")
         database.execute("BEGIN")

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import jsonschema_rs
 
-from fencepost import table
+from fencepost.http import routes
 
-DOCUMENT: dict[str, Any] = json.loads(table.openapi_text())
+DOCUMENT: dict[str, Any] = json.loads(routes.openapi_text())
 _URI = "https://fencepost.invalid/openapi.json"
 _REGISTRY = jsonschema_rs.Registry([(_URI, DOCUMENT)])
 _HEADERS: dict[str, Any] = DOCUMENT["components"]["headers"]

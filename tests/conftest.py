@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fencepost import schema
+from fencepost.schema import tables
 from helpers import BridgeDatabase, Client, Json, Sql
 from refusals import Refusals
 from stored_shapes import DUMPS, drop_all
@@ -69,16 +69,16 @@ def sql_client(bridge: dict[str, str]) -> Iterator[Sql]:
 @pytest.fixture
 def sql(sql_client: Sql) -> Iterator[Sql]:
     """Plain SQL over the Worker's database. The tables exist, the fence is open afterwards."""
-    sql_client.batch([(ddl, ()) for ddl in schema.STATEMENTS])
+    sql_client.batch([(ddl, ()) for ddl in tables.STATEMENTS])
     yield sql_client
-    sql_client.batch([(ddl, ()) for ddl in schema.STATEMENTS])
+    sql_client.batch([(ddl, ()) for ddl in tables.STATEMENTS])
     sql_client("DELETE FROM fencepost_fence")
 
 
 @pytest.fixture
 def empty_database(sql: Sql) -> Sql:
     """The same database without a single table."""
-    sql.batch([(f"DROP TABLE {table}", ()) for table in schema.TABLES])
+    sql.batch([(f"DROP TABLE {table}", ()) for table in tables.TABLES])
     return sql
 
 

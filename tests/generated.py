@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fencepost import fence, migrations, problems, schema, table
+from fencepost import fence, problems
 from fencepost.fence import FenceState
+from fencepost.http import routes
+from fencepost.schema import migrations, tables
 
 ROOT = Path(__file__).parent.parent
 
 FILES = {
-    "schema/schema.sql": schema.as_sql_file(),
+    "schema/schema.sql": tables.as_sql_file(),
     **migrations.as_sql_files(),
     "schema/seed-open.sql": fence.as_seed_file(FenceState.OPEN),
     "schema/seed-migration-locked.sql": fence.as_seed_file(FenceState.MIGRATION_LOCKED),
     "docs/errors.md": problems.as_markdown(),
-    "docs/openapi.json": table.openapi_text(),
+    "docs/openapi.json": routes.openapi_text(),
 }
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import httpx
 
 import conformance
-from fencepost.d1 import Database, Statement
+from fencepost.storage.d1 import Database
+from fencepost.storage.sql import Statement
 
 _COUNTER = itertools.count()
 Json = dict[str, Any]
@@ -51,7 +52,7 @@ class BridgeDatabase(Database):
 
     async def _send(self, statements: Sequence[Statement]) -> str:
         self.statements += statements
-        body = [{"sql": sql, "params": params} for sql, params in statements]
+        body = [{"sql": each.sql, "params": each.params} for each in statements]
         answer = await self._http.post("/batch", json=body)
         if answer.status_code != 200:
             failure = answer.json()

@@ -17,7 +17,7 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
 from schemathesis.specs.openapi import definitions
 
-from fencepost import table, wire
+from fencepost.http import queries, routes
 
 # Random requests to each operation, besides those at the edges.
 EXAMPLES = 4
@@ -54,7 +54,7 @@ def configuration(url: str) -> SchemathesisConfig:
 def again() -> Iterator[str]:
     """Operations whose body or query another one takes, too: its edges are tried there."""
     seen = set()
-    for route in table.ROUTES:
+    for route in routes.ROUTES:
         if id(route.takes) in seen and not route.headers:
             yield f"{route.method} {route.pattern}"
         seen.add(id(route.takes))
@@ -64,8 +64,8 @@ def document() -> Any:
     """The document, with a simpler pattern for the texts of cursors: the real one is slow to
     make strings of.
     """
-    real, simple = json.dumps(wire.TEXT.pattern)[1:-1], "[a-z0-9:]{0,9}"
-    text = table.openapi_text()
+    real, simple = json.dumps(queries.TEXT.pattern)[1:-1], "[a-z0-9:]{0,9}"
+    text = routes.openapi_text()
     assert real in text
     return json.loads(text.replace(real, simple))
 
@@ -129,7 +129,7 @@ def failed(recorder: Any) -> Iterator[str]:
 
 def validate() -> None:
     """The document is OpenAPI 3.1, and its schemas are JSON Schema. Raises what is wrong."""
-    whole_document = json.loads(table.openapi_text())
+    whole_document = json.loads(routes.openapi_text())
     definitions.OPENAPI_31_VALIDATOR.validate(whole_document)
     for schema in whole_document["components"]["schemas"].values():
         jsonschema_rs.meta.validate(schema)

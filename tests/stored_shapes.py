@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fencepost import migrations
+from fencepost.schema import migrations
 from helpers import Sql
 
 DUMPS = {
@@ -14,7 +14,7 @@ DUMPS = {
 EARLIER = tuple(migrations.MIGRATIONS)
 
 
-def tables(sql: Sql) -> dict[str, str]:
+def stored_tables(sql: Sql) -> dict[str, str]:
     found = sql(
         "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name LIKE 'fencepost%'"
     )
@@ -22,4 +22,4 @@ def tables(sql: Sql) -> dict[str, str]:
 
 
 def drop_all(sql: Sql) -> None:
-    sql.batch([(f"DROP TABLE {name}", ()) for name in tables(sql)] or [("SELECT 1", ())])
+    sql.batch([(f"DROP TABLE {name}", ()) for name in stored_tables(sql)] or [("SELECT 1", ())])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fencepost import table
-from fencepost.route import Route
+from fencepost.http import routes
+from fencepost.http.route import Route
 from helpers import Client, Json, Sql, a_start, an_owner, new_key
 from refusals import (
     AGENT,
@@ -23,7 +23,7 @@ from refusals import (
 
 # --- Tokens --------------------------------------------------------------------------------
 
-GUARDED = [route for route in table.ROUTES if route.scopes]
+GUARDED = [route for route in routes.ROUTES if route.scopes]
 BAD_AUTHORIZATIONS: list[dict[str, str]] = [
     {"Authorization": header}
     for header in [

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fencepost import auth, errors
-from fencepost.d1 import Database
-from fencepost.exchange import Request
+from fencepost import errors
+from fencepost.http import auth
+from fencepost.http.exchange import Request
 from fencepost.identifiers import Principal
+from fencepost.storage.d1 import Database
 
 
 def entry(token: str = "token", **members: Any) -> dict[str, Any]:  # noqa: S107

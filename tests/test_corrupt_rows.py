@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fencepost import schema
+from fencepost.schema import tables
 from helpers import Client, Json, Sql
 
 SECRET = "do-not-echo"  # noqa: S105
@@ -36,7 +36,7 @@ def loose(client: Client, sql: Sql) -> Iterator[Json]:
     """A run of alice's, in tables that take anything."""
     for table in LOOSE:
         sql(f"DROP TABLE fencepost_{table}")
-    for ddl in schema.STATEMENTS:
+    for ddl in tables.STATEMENTS:
         if re.match(rf"CREATE TABLE IF NOT EXISTS fencepost_({'|'.join(LOOSE)}) ", ddl):
             sql(without_checks(ddl))
     yield client.started(input={"secret": SECRET})

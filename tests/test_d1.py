@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fencepost import errors, limits
-from fencepost.d1 import Statement
+from fencepost.storage.sql import Statement
 from helpers import BridgeDatabase, Sql, new_key
 
 pytestmark = pytest.mark.anyio

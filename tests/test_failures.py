@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fencepost import errors
-from fencepost.d1 import Database, Statement
+from fencepost.storage.d1 import Database
+from fencepost.storage.sql import Statement
 from helpers import D1Failure
 
 pytestmark = pytest.mark.anyio

@@ -159,9 +159,9 @@ def test_the_proof_key_is_shown_to_operators_alone(client: Client, sql: Sql) -> 
 def test_the_first_start_of_all_looks_at_the_fence_before_it_creates_tables(
     client: Client, empty_database: Sql
 ) -> None:
-    from fencepost import schema
+    from fencepost.schema import tables
 
-    empty_database(schema.STATEMENTS[0])
+    empty_database(tables.STATEMENTS[0])
     empty_database.fence("migration-locked")
     before = empty_database.dump()
     answer = client.start(new_key())

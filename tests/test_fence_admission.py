@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from fencepost import table
 from fencepost.fence import FenceState
+from fencepost.http import routes
 from helpers import Client, Json, Sql, a_start, an_owner, new_key
 
 STATES = [str(state) for state in FenceState]
@@ -125,7 +125,7 @@ MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response
 
 
 def test_the_matrix_has_a_row_for_every_route() -> None:
-    assert set(MATRIX) == {(route.method, route.pattern) for route in table.ROUTES}
+    assert set(MATRIX) == {(route.method, route.pattern) for route in routes.ROUTES}
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from fencepost import inventory, schema
-from fencepost.d1 import Reader, Statement
+from fencepost import inventory
+from fencepost.schema import tables
+from fencepost.storage.d1 import Reader
+from fencepost.storage.sql import Statement
 from helpers import BridgeDatabase, Client, Json, Sql
 
 
@@ -170,6 +172,6 @@ def test_every_table_is_in_the_inventory_or_excused(sql: Sql) -> None:
     """The census: a table that is added must say what a drain has to know of it."""
     listed = {category.table for category in inventory.CATEGORIES.values()}
     assert listed.isdisjoint(inventory.EXCUSED)
-    assert listed | set(inventory.EXCUSED) == set(schema.TABLES)
+    assert listed | set(inventory.EXCUSED) == set(tables.TABLES)
     stored = sql("SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'fencepost%'")
-    assert {row["name"] for row in stored} == set(schema.TABLES)
+    assert {row["name"] for row in stored} == set(tables.TABLES)

@@ -12,7 +12,8 @@ import rfc8785
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fencepost import decision, journal, limits, strictjson
+from fencepost import decision, journal, limits
+from fencepost.http import strictjson
 from fencepost.identifiers import Target
 from fencepost.journal import GENESIS, Head
 from fencepost.runs import Lineage

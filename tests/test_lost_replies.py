@@ -19,10 +19,13 @@ import pytest
 
 import mutations
 from conftest import ROOT
-from fencepost import errors, ownership, schema, table
-from fencepost.commit import Branch
-from fencepost.d1 import Result, Statement
+from fencepost import errors, ownership
+from fencepost.http import routes
 from fencepost.runs import Owner
+from fencepost.schema import tables
+from fencepost.storage.d1 import Result
+from fencepost.storage.sql import Statement
+from fencepost.storage.writes import Branch
 from helpers import BridgeDatabase, Client, Json, Sql, an_owner, new_key
 from mutations import ROWS, Row, Send
 
@@ -52,7 +55,7 @@ def expected(row: Row, against: str, fault: str) -> tuple[tuple[str, ...], str]:
 
 
 def test_every_mutating_route_has_a_row() -> None:
-    mutating = {route.pattern for route in table.ROUTES if route.method == "POST"}
+    mutating = {route.pattern for route in routes.ROUTES if route.method == "POST"}
     rows = {name.split(" ")[0] for name in ROWS}
     assert rows == mutating - {"/v1/runs/{run_id}/operations/{op}/assert"}
 
@@ -109,7 +112,7 @@ _OF_RUNS = "WHERE run_id IN (?1, ?2, ?3)"
 _ROWS = [
     f"SELECT '{name}' AS of, * FROM {name} "
     + (_WHOLE if name in ("fencepost_fence", "fencepost_audit") else _OF_RUNS)
-    for name in schema.TABLES
+    for name in tables.TABLES
 ]
 
 

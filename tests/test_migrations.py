@@ -11,11 +11,12 @@ import httpx
 import pytest
 
 from conftest import ROOT
-from fencepost import errors, migrations, schema_guard, shape
-from fencepost.d1 import Result
-from fencepost.migrations import DDL
+from fencepost import errors
+from fencepost.schema import ddl, guard, migrations
+from fencepost.schema.migrations import DDL
+from fencepost.storage.d1 import Result
 from helpers import BridgeDatabase, Client, D1Failure, Json, Sql, new_key
-from stored_shapes import DUMPS, EARLIER, tables
+from stored_shapes import DUMPS, EARLIER, stored_tables
 
 
 def rows_of(sql: Sql, columns: dict[str, str]) -> dict[str, list[Json]]:
@@ -30,13 +31,13 @@ def columns_of(sql: Sql) -> dict[str, str]:
         table: ", ".join(
             row["name"] for row in sql(f"SELECT name FROM pragma_table_info('{table}')")
         )
-        for table in tables(sql)
+        for table in stored_tables(sql)
     }
 
 
 def is_current(sql: Sql) -> bool:
-    found: list[Any] = sql(schema_guard._READ_SHAPE)
-    return schema_guard.judge(Result(found, 0, 0, 0)).current
+    found: list[Any] = sql(guard._READ_SHAPE)
+    return guard.judge(Result(found, 0, 0, 0)).current
 
 
 def test_there_is_a_dump_of_every_shape() -> None:
@@ -49,7 +50,7 @@ def test_there_is_a_dump_of_every_shape() -> None:
 def test_old_rows_have_a_value_for_every_column_that_is_not_null(
     earlier: migrations.Earlier,
 ) -> None:
-    ours = shape.table(DDL[earlier.table])
+    ours = ddl.table(DDL[earlier.table])
     assert ours is not None
     filled = [column for column, _ in earlier.fills]
     assert set(earlier.columns).isdisjoint(filled)
@@ -215,9 +216,9 @@ async def test_a_migration_chosen_for_what_is_no_longer_there_does_nothing(
     db: BridgeDatabase, database: Sql, load: Callable[[str], None], name: str
 ) -> None:
     load(name)
-    found = await schema_guard.inspect(db)
+    found = await guard.inspect(db)
     earlier, stored, _ = found.outdated[0]
-    await schema_guard.ensure(db)
+    await guard.ensure(db)
     before = database.dump()
     with pytest.raises(errors.Refused):
         await db.batch(migrations.statements(earlier, stored))

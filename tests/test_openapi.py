@@ -13,15 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
-from fencepost import docs_page, openapi, table
-from fencepost.body import Form
-from fencepost.extensions import EXTENSIONS
+from fencepost.http import docs_page, openapi, routes
+from fencepost.http.extensions import EXTENSIONS
+from fencepost.http.forms import Form
+from fencepost.http.route import Route
 from fencepost.problems import PROBLEMS
-from fencepost.route import Route
 from helpers import Client, round_trips
 
-DOCUMENT = json.loads(table.openapi_text())
-HTML = table.docs_html()
+DOCUMENT = json.loads(routes.openapi_text())
+HTML = routes.docs_html()
 
 
 def name_of(route: Route[Any]) -> str:
@@ -35,29 +35,29 @@ def test_every_route_is_in_the_document_and_nothing_else_is() -> None:
     documented = {
         (method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods
     }
-    assert documented == {(route.method, route.pattern) for route in table.ROUTES}
+    assert documented == {(route.method, route.pattern) for route in routes.ROUTES}
 
 
 def test_operations_have_names_of_their_own() -> None:
-    names = [route.handler.__name__ for route in table.ROUTES]
+    names = [route.handler.__name__ for route in routes.ROUTES]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("code", PROBLEMS)
 def test_every_problem_code_is_documented_by_a_route(code: str) -> None:
     """But for that of a method which a path does not take: it is no operation's answer."""
-    routes = [route for route in table.ROUTES if code in openapi.problems_of(route)]
-    assert bool(routes) == (code != "METHOD_NOT_ALLOWED")
+    answering = [route for route in routes.ROUTES if code in openapi.problems_of(route)]
+    assert bool(answering) == (code != "METHOD_NOT_ALLOWED")
     assert code in DOCUMENT["components"]["responses"]
 
 
-@pytest.mark.parametrize("route", table.ROUTES, ids=name_of)
+@pytest.mark.parametrize("route", routes.ROUTES, ids=name_of)
 def test_a_row_of_the_table_names_only_codes_that_there_are(route: Route[Any]) -> None:
     assert set(route.problems) <= set(PROBLEMS)
     assert set(EXTENSIONS) <= set(PROBLEMS)
 
 
-@pytest.mark.parametrize("route", table.ROUTES, ids=name_of)
+@pytest.mark.parametrize("route", routes.ROUTES, ids=name_of)
 def test_a_form_makes_its_value_of_the_members_that_it_documents(route: Route[Any]) -> None:
     for form in forms_of(route.takes):
         taken = inspect.signature(form.make).parameters
@@ -88,7 +88,7 @@ def test_the_worker_serves_the_document_to_anyone_without_the_database(client: C
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
     assert round_trips(answer) == 0
     # Made in another interpreter (3.14) than the one of this test.
-    assert answer.text == table.openapi_text()
+    assert answer.text == routes.openapi_text()
 
 
 def test_the_worker_serves_the_page_to_anyone_without_the_database(client: Client) -> None:
@@ -159,7 +159,7 @@ def test_the_page_is_whole_and_every_link_leads_somewhere() -> None:
 
 
 def test_the_page_shows_every_route_scope_schema_and_problem() -> None:
-    for route in table.ROUTES:
+    for route in routes.ROUTES:
         assert route.pattern in PAGE.text
         assert route.handler.__name__ in {
             value for _, name, value in PAGE.attributes if name == "id"
@@ -187,7 +187,7 @@ def test_both_are_made_once(client: Client) -> None:
     headers = {"X-Local-Isolate": "0"}
     first, again = (client.http.get("/docs", headers=headers) for _ in range(2))
     assert first.text == again.text
-    assert table.docs_html() is HTML
+    assert routes.docs_html() is HTML
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/docs"])

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from conftest import ROOT, start_bridge, stop_bridge
-from fencepost.promptly import Arrival, promptly
+from fencepost.storage.event_loop import Arrival, promptly
 from helpers import Client, a_start, new_key
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from fencepost import limits, retention, wire
+from fencepost import limits, retention
+from fencepost.http import queries
 from fencepost.identifiers import Principal
 from fencepost.retention import DAY_MS, Retention
 from helpers import BridgeDatabase, Client, Json, Sql
@@ -202,8 +203,8 @@ def test_a_limit_that_is_none_is_refused(client: Client, limit: object) -> None:
 
 def test_retention_comes_from_settings_and_a_bad_one_stops_the_purge() -> None:
     settings = {"FENCEPOST_RUN_RETENTION_DAYS": "7", "FENCEPOST_KEY_RETENTION_DAYS": "90"}
-    assert wire.retention(lambda name: settings[name]) == Retention(7, 90)
-    assert wire.retention(lambda name: None) == Retention(30, 365)
+    assert queries.retention(lambda name: settings[name]) == Retention(7, 90)
+    assert queries.retention(lambda name: None) == Retention(30, 365)
     for bad in ("0", "-1", "", "1.5", "forever", "99999"):
         with pytest.raises(ValueError, match="FENCEPOST_RUN_RETENTION_DAYS"):
-            wire.retention(lambda name, bad=bad: bad)  # type: ignore[misc]
+            queries.retention(lambda name, bad=bad: bad)  # type: ignore[misc]

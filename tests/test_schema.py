@@ -9,7 +9,7 @@ import pytest
 
 import generated
 from conftest import ROOT
-from fencepost import schema_guard
+from fencepost.schema import guard
 from helpers import BridgeDatabase, Client, D1Failure, Sql, new_key, round_trips
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -62,7 +62,7 @@ def test_only_the_start_and_the_fence_transition_call_ensure() -> None:
 @pytest.mark.anyio
 async def test_ensuring_an_existing_schema_changes_nothing(db: BridgeDatabase, sql: Sql) -> None:
     before = sql.dump()
-    await schema_guard.ensure(db)
+    await guard.ensure(db)
     assert sql.dump() == before
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from fencepost import migrations, schema, shape
-from fencepost.migrations import DDL
-from fencepost.table import ROUTES
+from fencepost.http.routes import ROUTES
+from fencepost.schema import ddl as stored_ddl
+from fencepost.schema import migrations, tables
+from fencepost.schema.migrations import DDL
 from helpers import Client, Json, Sql, an_owner, new_key, round_trips
-from stored_shapes import DUMPS, tables
+from stored_shapes import DUMPS, stored_tables
 
 NAMED = ("table", "column", "difference")
 
@@ -46,7 +47,7 @@ def reshape(client: Client, database: Sql, run: Json) -> Reshape:
                 (f"INSERT INTO changed ({columns}) SELECT {columns} FROM {table}", ()),
                 (f"DROP TABLE {table}", ()),
                 (f"ALTER TABLE changed RENAME TO {table}", ()),
-                *[(ddl, ()) for ddl in schema.STATEMENTS if f"ON {table} " in ddl],
+                *[(ddl, ()) for ddl in tables.STATEMENTS if f"ON {table} " in ddl],
             ]
         )
         forget(client, database)
@@ -242,7 +243,7 @@ def test_a_backup_of_an_earlier_shape_under_a_running_isolate_is_noticed(
     """As D1's Time Travel restores one; no isolate looks, and a heartbeat needs no new column."""
     parts = DUMPS["3-ownership"].split(";\n")
     [ddl] = [part for part in parts if "EXISTS fencepost_runs (" in part]
-    names = ", ".join(migrations.EARLIER[shape.digest(ddl)].columns)
+    names = ", ".join(migrations.EARLIER[stored_ddl.digest(ddl)].columns)
     rows = database(f"SELECT {names} FROM fencepost_runs WHERE run_id = ?1", run["run_id"])
     values = ", ".join(f"?{n}" for n in range(1, len(rows[0]) + 1))
     insert = f"INSERT INTO fencepost_runs ({names}) VALUES ({values})"
@@ -268,7 +269,7 @@ def test_a_backup_of_an_earlier_shape_under_a_running_isolate_is_noticed(
 def test_a_nullable_column_more_at_the_end_is_tolerated(
     client: Client, database: Sql, run: Json
 ) -> None:
-    for table in tables(database):
+    for table in stored_tables(database):
         database(f"ALTER TABLE {table} ADD COLUMN newer TEXT")
     forget(client, database)
     client.look()

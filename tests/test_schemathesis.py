@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from conftest import ROOT, start_bridge, stop_bridge
-from fencepost import table
+from fencepost.http import routes
 from helpers import Client
 
 
@@ -46,7 +46,7 @@ def test_every_answer_to_what_the_document_allows_and_forbids_is_documented(url:
     assert not said["failures"], "\n\n".join(said["failures"][:10])
     statuses = {name: set(map(int, seen)) for name, seen in said["statuses"].items()}
     assert statuses.pop("Stateful tests")
-    assert statuses.keys() == {f"{route.method} {route.pattern}" for route in table.ROUTES}
+    assert statuses.keys() == {f"{route.method} {route.pattern}" for route in routes.ROUTES}
     assert not [name for name, seen in statuses.items() if max(seen) >= 500]
     # It gets past what is not there: to what the route does, or to what it refuses to do.
     assert not [name for name, seen in statuses.items() if not seen & {200, 201, 409}]

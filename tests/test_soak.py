@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from fencepost import journal, schema
+from fencepost import journal
+from fencepost.schema import tables
 from soak import invariants, kept, memory, requests, rest
 from soak.history import Closed, History, Json
 from soak.memory import Sample
@@ -278,7 +279,7 @@ def db() -> Iterator[sqlite3.Connection]:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         db.row_factory = sqlite3.Row
         db.execute("PRAGMA ignore_check_constraints = ON")
-        for ddl in schema.STATEMENTS:
+        for ddl in tables.STATEMENTS:
             db.execute(ddl)
         insert_run(db)
         insert_history(db)

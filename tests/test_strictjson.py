@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fencepost import limits, strictjson
+from fencepost import limits
+from fencepost.http import strictjson
 
 ROOT = Path(__file__).parent.parent
 SAFE = limits.INTEGER_MAX

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fencepost import bodies, body, errors, limits, wire
+from fencepost import errors, limits
 from fencepost.decision import Start
+from fencepost.http import bodies, forms, queries
 from fencepost.identifiers import Principal, Target
 from fencepost.runs import Lineage, Owner, RunStatus
 
@@ -37,8 +38,8 @@ def fits_the_grammar(key: str) -> bool:
 @example("...")
 @example("1.5")
 def test_bare_and_as_a_structured_string_it_is_the_same_key(key: str) -> None:
-    assert wire.idempotency_key(key) == key
-    assert wire.idempotency_key(f'"{key}"') == key
+    assert queries.idempotency_key(key) == key
+    assert queries.idempotency_key(f'"{key}"') == key
 
 
 # Headers that are nearly keys, and ones that are nothing like it.
@@ -83,14 +84,14 @@ def test_a_header_is_a_key_of_the_grammar_or_an_idempotency_key_error(header: st
 
 def key_or_code(header: str) -> str:
     try:
-        return wire.idempotency_key(header)
+        return queries.idempotency_key(header)
     except errors.IdempotencyKeyError as refusal:
         return refusal.code
 
 
 def test_no_header_at_all_is_a_missing_key() -> None:
     with pytest.raises(errors.IdempotencyKeyError) as refusal:
-        wire.idempotency_key(None)
+        queries.idempotency_key(None)
     assert refusal.value.code == "IDEMPOTENCY_KEY_MISSING"
 
 
@@ -119,13 +120,13 @@ def test_no_header_at_all_is_a_missing_key() -> None:
     ],
 )
 def test_prefer_wait_is_bounded_and_nonsense_is_ignored(header: str | None, seconds: int) -> None:
-    assert wire.preferred_wait_s(header) == seconds
+    assert queries.preferred_wait_s(header) == seconds
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.text())
 def test_no_prefer_header_can_fail_a_request(header: str) -> None:
-    assert 0 <= wire.preferred_wait_s(header) <= limits.WAIT_S_MAX
+    assert 0 <= queries.preferred_wait_s(header) <= limits.WAIT_S_MAX
 
 
 @pytest.mark.parametrize(
@@ -133,22 +134,22 @@ def test_no_prefer_header_can_fail_a_request(header: str) -> None:
 )
 def test_a_limit_above_the_most_is_the_most(text: str | None, value: int) -> None:
     query = {} if text is None else {"limit": text}
-    assert wire.AFTER_SEQUENCE.query(query).limit == value
+    assert queries.AFTER_SEQUENCE.query(query).limit == value
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.0", "1e2", "10000", " 1", "\u0661", "x", "0x1"])
 def test_a_limit_that_is_no_small_integer_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidRequest):
-        wire.AFTER_SEQUENCE.query({"limit": text})
+        queries.AFTER_SEQUENCE.query({"limit": text})
 
 
 def cursor(text: str) -> Any:
-    return wire.RUNS.query({"cursor": text}).cursor
+    return queries.RUNS.query({"cursor": text}).cursor
 
 
 @pytest.mark.parametrize("query", [{}, {"cursor": ""}])
 def test_no_cursor_begins_at_the_start(query: dict[str, str]) -> None:
-    assert wire.RUNS.query(query).cursor is None
+    assert queries.RUNS.query(query).cursor is None
 
 
 def test_a_cursor_is_an_array_of_exactly_as_many_strings() -> None:
@@ -158,10 +159,10 @@ def test_a_cursor_is_an_array_of_exactly_as_many_strings() -> None:
 @given(st.lists(st.text(), min_size=3, max_size=3).filter(lambda keys: "\0" not in "".join(keys)))
 @example(["\x7f", '"\\\n', "\U0001f600é"])
 def test_a_cursor_that_was_given_out_looks_as_documented_and_is_read_back(keys: list[str]) -> None:
-    text = wire.cursor_text(tuple(keys))
+    text = queries.cursor_text(tuple(keys))
     assert text is not None
-    documented = wire.RUNS.members["cursor"].parser
-    assert isinstance(documented, body.Parser)
+    documented = queries.RUNS.members["cursor"].parser
+    assert isinstance(documented, forms.Parser)
     assert re.search(documented.schema["pattern"], text)
     if len(text) <= limits.CURSOR_CHARS_MAX:
         assert cursor(text) == tuple(keys)
@@ -194,7 +195,7 @@ def test_any_other_cursor_is_refused(text: str) -> None:
 # --- Bodies --------------------------------------------------------------------------------
 
 
-def parsed(form: body.Form[T], value: Any) -> T:
+def parsed(form: forms.Form[T], value: Any) -> T:
     return form.parse(json.dumps(value).encode())
 
 
@@ -277,7 +278,7 @@ def test_an_omitted_state_or_result_stays_as_it_is_stored() -> None:
 
 
 def test_a_stored_value_is_measured_in_the_bytes_that_are_stored() -> None:
-    read = body.stored_json(10).read
+    read = forms.stored_json(10).read
     assert read("é" * 4, "state") == '"éééé"'
     with pytest.raises(errors.InvalidRequest) as refusal:
         read("é" * 5, "state")

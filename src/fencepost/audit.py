@@ -10,9 +10,10 @@ import json
 from typing import Any, NamedTuple
 
 from fencepost import errors
-from fencepost.d1 import Database, Statement
 from fencepost.identifiers import Principal
-from fencepost.rows import Row
+from fencepost.storage.d1 import Database
+from fencepost.storage.rows import Row
+from fencepost.storage.sql import Statement
 
 
 class Entry(NamedTuple):

@@ -11,14 +11,16 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from fencepost import commit, errors, fence, journal, limits
-from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost import errors, fence, journal, limits
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
-from fencepost.rows import Row, Rules, check_row
 from fencepost.runs import Outcome, Owner, Run
 from fencepost.snapshot import VISIBLE, found, not_found, read_statement, scope
+from fencepost.storage import writes
+from fencepost.storage.d1 import Database
+from fencepost.storage.rows import Row, Rules, check_row
+from fencepost.storage.sql import NOW_MS, Statement
 
 TABLE = "fencepost_bindings"
 GATES = ("a", "b")
@@ -213,9 +215,9 @@ async def _attempt(
     db: Database, run_id: str, statements: list[Statement], reads: list[Statement], token: str
 ) -> tuple[bool, Run, Fence, list[Binding]]:
     """Whether the statements won; run, fence and what is bound to those places afterwards."""
-    receipt = commit.run_receipt(run_id, token)
+    receipt = writes.run_receipt(run_id, token)
     try:
-        written = await commit.write(db, commit.Write(statements, reads, receipt))
+        written = await writes.write(db, writes.Write(statements, reads, receipt))
     except errors.MissingTable:
         raise not_found() from None
     places, row, gate = written.reads

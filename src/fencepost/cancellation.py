@@ -8,11 +8,13 @@ another principal's run is audited in its batch.
 
 from __future__ import annotations
 
-from fencepost import audit, commit, errors, fence, lineage
-from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost import audit, errors, fence, lineage
 from fencepost.identifiers import Principal, mint_token
 from fencepost.runs import Outcome, Owner, Run
 from fencepost.snapshot import VISIBLE, found, not_found, scope, verb
+from fencepost.storage import writes
+from fencepost.storage.d1 import Database
+from fencepost.storage.sql import NOW_MS, Statement
 
 # Decides: the run has not ended and nobody has requested its cancel: the first request is kept.
 _CANCEL = f"""
@@ -141,7 +143,7 @@ async def cancel_lineage(
     reads = [Statement(_LIVE, member), lineage.latest_statement(run_id, viewer)]
     receipt = Statement(_LINEAGE_RECEIPT, (*member, token))
     try:
-        written = await commit.write(db, commit.Write(statements, reads, receipt))
+        written = await writes.write(db, writes.Write(statements, reads, receipt))
     except errors.MissingTable:
         raise not_found() from None
     run = found(written.reads[1])

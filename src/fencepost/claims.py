@@ -8,11 +8,12 @@ by somebody who gives evidence about the claimant.
 from __future__ import annotations
 
 from fencepost import fence
-from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
 from fencepost.ownership import Evidence, fact_statement
 from fencepost.runs import Outcome, Owner, Run, RunStatus
 from fencepost.snapshot import VISIBLE, scope, verb
+from fencepost.storage.d1 import Database
+from fencepost.storage.sql import NOW_MS, Statement
 
 _GATE = fence.admits_existing_run_sql("?1")
 

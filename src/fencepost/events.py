@@ -10,11 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fencepost import errors, fence, journal, limits
-from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
 from fencepost.projection import Projection
-from fencepost.rows import Row, Rules, check_row, whole
 from fencepost.runs import Outcome, Owner, Run
 from fencepost.snapshot import (
     VISIBLE,
@@ -26,6 +24,9 @@ from fencepost.snapshot import (
     scope,
     verb,
 )
+from fencepost.storage.d1 import Database
+from fencepost.storage.rows import Row, Rules, check_row, whole
+from fencepost.storage.sql import NOW_MS, Statement
 
 
 class Stored(NamedTuple):

@@ -21,9 +21,11 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fencepost import audit, commit, errors, schema_guard
-from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost import audit, errors
 from fencepost.identifiers import Principal, mint_token
+from fencepost.storage import writes
+from fencepost.storage.d1 import Database
+from fencepost.storage.sql import NOW_MS, Statement
 
 
 class FenceState(StrEnum):
@@ -237,13 +239,13 @@ async def transition(
     intent = _transition_write(principal, command, now_ms)
     try:
         await db.ready(creating=True)
-        written = await commit.write(db, intent)
+        written = await writes.write(db, intent)
     except errors.NOT_READY:
         gate = await read(db)
         if gate.state is not command.expected or command.revision not in (None, gate.revision):
             return _converged(command, gate), gate
-        await schema_guard.ensure(db)
-        written = await commit.write(db, intent)
+        await db.bring_schema_forward()
+        written = await writes.write(db, intent)
     gate = Fence.from_rows(written.reads[0].rows)
     if written.won:
         return Moved.MOVED, gate
@@ -260,7 +262,7 @@ def _converged(command: Transition, gate: Fence) -> Moved:
 
 def _transition_write(
     principal: Principal, command: Transition, now_ms: int | None
-) -> commit.Write:
+) -> writes.Write:
     token, expected = mint_token(), command.expected
     who, move = tuple(principal), (expected, command.revision, command.next, command.key)
     receipt = (command.key, command.receipt, token)
@@ -269,4 +271,4 @@ def _transition_write(
         Statement(_AUDIT_TRANSITION, (*who, *move, token, now_ms)),
         Statement(_TRANSITION, (command.next, command.proof_key, *receipt)),
     ]
-    return commit.Write(statements, [read_statement()], commit.audit_receipt(token), decides=1)
+    return writes.Write(statements, [read_statement()], writes.audit_receipt(token), decides=1)

@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fencepost import errors, limits, shapes
-from fencepost.d1 import NOW_MS, Reader, Result, Statement
+from fencepost import errors, limits
+from fencepost.http import serialize
 from fencepost.operations import Operation
 from fencepost.reservation import Reservation
-from fencepost.rows import Row
 from fencepost.runs import Run
+from fencepost.storage.d1 import Reader, Result
+from fencepost.storage.rows import Row
+from fencepost.storage.sql import NOW_MS, Statement
 
 if TYPE_CHECKING:
-    from fencepost import operator_representations as operators
+    from fencepost.http import operator_representations as operators
 
 # Tables that hold no work of their own, and why; the census test knows every table.
 EXCUSED = {
@@ -90,7 +92,7 @@ CATEGORIES = {
             ("status", "principal_kind", "principal_id", "run_id"),
             _COUNT_RUNS,
             _PAGE_RUNS,
-            lambda row: shapes.run_json(Run.from_row(row), content=False),
+            lambda row: serialize.run_json(Run.from_row(row), content=False),
         ),
         Category(
             "start-reservations",
@@ -98,7 +100,7 @@ CATEGORIES = {
             ("run_id", "key"),
             _COUNT_RESERVATIONS,
             _PAGE_RESERVATIONS,
-            lambda row: shapes.reservation_json(Reservation.from_row(row)),
+            lambda row: serialize.reservation_json(Reservation.from_row(row)),
         ),
         Category(
             "operations",
@@ -115,7 +117,7 @@ CATEGORIES = {
 def _operation(operation: Operation) -> operators.OwedOperation:
     return {
         "run_id": operation.run_id,
-        **shapes.seen_operation_json(operation),
+        **serialize.seen_operation_json(operation),
         "lease_expires_at_ms": operation.lease_expires_at_ms,
     }
 

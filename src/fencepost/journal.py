@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from fencepost.d1 import Statement
+from fencepost.storage.sql import Statement
 
 GENESIS_HASH = "0" * 64
 

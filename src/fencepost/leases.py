@@ -12,11 +12,12 @@ may be repeated; the token fences the commit, not the work.
 from __future__ import annotations
 
 from fencepost import fence, journal, limits, operations
-from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import mint_token
 from fencepost.journal import Head
 from fencepost.operations import Operation, OperationState, Outcome, Seen, Step
 from fencepost.snapshot import VISIBLE, contended
+from fencepost.storage.d1 import Database
+from fencepost.storage.sql import NOW_MS, Statement
 
 # What every write asks first: the run is running, this very owner holds it, and the fence
 # admits existing work.

@@ -9,10 +9,11 @@ run named L that belongs to another lineage is no member, nor are forks by `pare
 from __future__ import annotations
 
 from fencepost import errors
-from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal
 from fencepost.runs import Run
 from fencepost.snapshot import VISIBLE, not_found, scope
+from fencepost.storage.d1 import Database
+from fencepost.storage.sql import NOW_MS, Statement
 
 # The lineage of the run in ?1, as its viewer may see it. One row, or none.
 ROOT = f"""

@@ -9,13 +9,15 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from fencepost import commit, errors, fence, snapshot
-from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost import errors, fence, snapshot
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal
-from fencepost.rows import Row, Rules, check_row, whole
 from fencepost.runs import Owner, Run, RunStatus
 from fencepost.snapshot import VISIBLE, scope
+from fencepost.storage import writes
+from fencepost.storage.d1 import Database
+from fencepost.storage.rows import Row, Rules, check_row, whole
+from fencepost.storage.sql import NOW_MS, Statement
 
 TABLE = "fencepost_operations"
 
@@ -199,7 +201,7 @@ async def verb(
     reads = [*_reads(step.run_id, step.viewer, step.id, now_ms), fence.read_statement()]
     receipt = Statement(_RECEIPT, (step.run_id, step.id, token))
     try:
-        written = await commit.write(db, commit.Write(statements, reads, receipt))
+        written = await writes.write(db, writes.Write(statements, reads, receipt))
     except errors.MissingTable:
         await snapshot.read(db, step.run_id, step.viewer)
         raise

@@ -14,11 +14,12 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from fencepost import errors, fence
-from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
-from fencepost.rows import Row, Rules, check_row, whole
 from fencepost.runs import Outcome, Owner, Run, RunStatus
 from fencepost.snapshot import VISIBLE, found, not_found, read_statement, scope, verb
+from fencepost.storage.d1 import Database
+from fencepost.storage.rows import Row, Rules, check_row, whole
+from fencepost.storage.sql import NOW_MS, Statement
 
 # A run that runs belongs to somebody: only evidence about that very owner opens it (contracts
 # 3): the same host saw the process dead, another host lost it, or its lease has ended.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from fencepost import commit, errors, journal, limits, reservation, snapshot
-from fencepost.d1 import NOW_MS, Database, Result, Statement
+from fencepost import errors, journal, limits, reservation, snapshot
 from fencepost.identifiers import Principal, mint_token
 from fencepost.ownership import fact_statement
 from fencepost.reservation import Reservation, ReservationState
 from fencepost.runs import Outcome, Owner, Run
+from fencepost.storage import writes
+from fencepost.storage.d1 import Database, Result
+from fencepost.storage.sql import NOW_MS, Statement
 
 # Decides: the owner still holds the run under a lease that has not ended, the history ends
 # where it was read, and the reservation is this run's and started.
@@ -74,7 +76,7 @@ async def release(
         if loss := _loss(held, run, owner):
             return loss, held, run
         assert run is not None
-        written = await commit.write(db, _write(held, run, owner, now_ms))
+        written = await writes.write(db, _write(held, run, owner, now_ms))
         if written.won:
             held, run = found_start(written.reads, viewer)
             return Outcome.RELEASED, held, run
@@ -89,7 +91,7 @@ def _loss(held: Reservation, run: Run | None, owner: Owner) -> Outcome | None:
     return None
 
 
-def _write(held: Reservation, run: Run, owner: Owner, now_ms: int | None) -> commit.Write:
+def _write(held: Reservation, run: Run, owner: Owner, now_ms: int | None) -> writes.Write:
     token = mint_token()
     event = journal.next_event(run.head, "run-released", {"attempt": held.attempt})
     who = owner.columns
@@ -102,4 +104,4 @@ def _write(held: Reservation, run: Run, owner: Owner, now_ms: int | None) -> com
         fact_statement(run.run_id, token, "released", owner, None),
     ]
     reads = [reservation.read_statement(held.key), snapshot.read_by_key(held.key, now_ms)]
-    return commit.Write(statements, reads, commit.run_receipt(run.run_id, token, event.sequence))
+    return writes.Write(statements, reads, writes.run_receipt(run.run_id, token, event.sequence))

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fencepost import commit, errors, fence
-from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost import errors, fence
 from fencepost.identifiers import (
     Principal,
     PrincipalKind,
@@ -20,7 +19,10 @@ from fencepost.identifiers import (
     is_identifier,
     is_principal_id,
 )
-from fencepost.rows import Rules, check_row, whole
+from fencepost.storage import writes
+from fencepost.storage.d1 import Database
+from fencepost.storage.rows import Rules, check_row, whole
+from fencepost.storage.sql import NOW_MS, Statement
 
 TABLE = "fencepost_reservations"
 
@@ -275,8 +277,8 @@ async def reserve(db: Database, intent: Intent, now_ms: int | None = None) -> Re
     # A reservation without a claim has no token; the run id, minted for this attempt, is it.
     receipt = Statement(_RESERVE_RECEIPT, (intent.key, intent.run_id))
     reserve = [reserve_statement(intent, None, now_ms)]
-    written = await commit.write(
-        db, commit.Write(reserve, [read_statement(intent.key)], receipt, inserts=True)
+    written = await writes.write(
+        db, writes.Write(reserve, [read_statement(intent.key)], receipt, inserts=True)
     )
     [result] = written.reads
     return Reservation.from_row(result.rows[0]) if result.rows else None

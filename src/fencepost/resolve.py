@@ -10,12 +10,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from fencepost import audit, commit, journal, limits, reservation, snapshot
-from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost import audit, journal, limits, reservation, snapshot
 from fencepost.identifiers import Principal, mint_token
 from fencepost.release import find, found_start
 from fencepost.reservation import Reservation, ReservationState
 from fencepost.runs import Outcome, Run, RunStatus
+from fencepost.storage import writes
+from fencepost.storage.d1 import Database
+from fencepost.storage.sql import NOW_MS, Statement
 
 
 class Verdict(StrEnum):
@@ -115,7 +117,7 @@ async def resolve(
     """
     for _ in range(limits.RACE_ATTEMPTS_MAX):
         held, run = await find(db, key, None, now_ms)
-        written = await commit.write(db, _write(held, run, operator, resolution, now_ms))
+        written = await writes.write(db, _write(held, run, operator, resolution, now_ms))
         before, (held, run) = run, found_start(written.reads, None)
         if written.won:
             return Outcome.RESOLVED, held, run
@@ -138,7 +140,7 @@ def _write(
     operator: Principal,
     resolution: Resolution,
     now_ms: int | None,
-) -> commit.Write:
+) -> writes.Write:
     token, key, outcome = mint_token(), held.key, resolution.outcome
     head = (None, None) if run is None else (run.head.sequence, run.head.hash)
     said = (*operator, resolution.note, resolution.decision, token, now_ms)
@@ -149,7 +151,7 @@ def _write(
         *([] if run is None else _run_statements(run, resolution, token)),
     ]
     reads = [reservation.read_statement(key), snapshot.read_by_key(key, now_ms)]
-    return commit.Write(statements, reads, commit.audit_receipt(token))
+    return writes.Write(statements, reads, writes.audit_receipt(token))
 
 
 def _run_statements(run: Run, resolution: Resolution, token: str) -> list[Statement]:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from fencepost import audit, commit, errors, limits
-from fencepost.d1 import NOW_MS, Database, Statement
+from fencepost import audit, errors, limits
 from fencepost.identifiers import Principal, mint_token
+from fencepost.storage import writes
+from fencepost.storage.d1 import Database
+from fencepost.storage.sql import NOW_MS, Statement
 
 DAY_MS = 86_400_000
 
@@ -97,7 +99,7 @@ async def purge(
             now_ms = int(clock.rows[0]["now_ms"])
         while limit > 0:
             size = min(limit, limits.PURGE_CHUNK_ROWS)
-            written = await commit.write(db, _chunk(principal, retention, size, now_ms))
+            written = await writes.write(db, _chunk(principal, retention, size, now_ms))
             if not written.won:
                 return Purged(runs, reservations, more=False)
             due = json.loads(written.rows[0]["after"])
@@ -108,7 +110,7 @@ async def purge(
     return Purged(runs, reservations, more=True)
 
 
-def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -> commit.Write:
+def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -> writes.Write:
     runs_before = now_ms - retention.run_days * DAY_MS
     keys_before = now_ms - max(retention.key_days, retention.run_days) * DAY_MS
     due, token = (runs_before, size), mint_token()
@@ -125,4 +127,4 @@ def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -
         Statement(_SETTLE_UNSETTLED, (*due, now_ms)),
         Statement(_DELETE_RUNS, due),
     ]
-    return commit.Write(statements, [], commit.audit_receipt(token))
+    return writes.Write(statements, [], writes.audit_receipt(token))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fencepost.identifiers import Principal, Target
 from fencepost.journal import Head
-from fencepost.rows import Rules, all_or_none, check_row, whole
+from fencepost.storage.rows import Rules, all_or_none, check_row, whole
 
 TABLE = "fencepost_runs"
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 
-from fencepost import commit, errors, fence, limits
-from fencepost.d1 import NOW_MS, Database, Result, Statement
+from fencepost import errors, fence, limits
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal
 from fencepost.runs import Run, RunStatus
+from fencepost.storage import writes
+from fencepost.storage.d1 import Database, Result
+from fencepost.storage.sql import NOW_MS, Statement
 
 # A principal sees its own runs; with NULL (scope `operate`) all of them.
 VISIBLE = "(?2 IS NULL OR (principal_kind = ?2 AND principal_id = ?3))"
@@ -165,9 +167,9 @@ async def verb(
     NotFound when the run is not there, or is another principal's. Without statements: a read.
     """
     reads = [read_statement(run_id, viewer, now_ms), fence.read_statement()]
-    receipt = commit.run_receipt(run_id, token, sequence)
+    receipt = writes.run_receipt(run_id, token, sequence)
     try:
-        written = await commit.write(db, commit.Write(statements, reads, receipt))
+        written = await writes.write(db, writes.Write(statements, reads, receipt))
     except errors.MissingTable:
         raise not_found() from None
     run, gate = written.reads

@@ -9,25 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from fencepost import (
-    commit,
-    errors,
-    fence,
-    journal,
-    limits,
-    machines,
-    reservation,
-    schema_guard,
-    snapshot,
-    subjects,
-)
-from fencepost.d1 import Database, Result, Statement
+from fencepost import errors, fence, journal, limits, machines, reservation, snapshot, subjects
 from fencepost.decision import Decision, Seen, Start, decide
 from fencepost.fence import Fence
 from fencepost.identifiers import mint_run_id, mint_token
 from fencepost.journal import GENESIS, Event
 from fencepost.reservation import Intent, Reservation
 from fencepost.runs import Run
+from fencepost.storage import writes
+from fencepost.storage.d1 import Database, Result
+from fencepost.storage.sql import Statement
 
 # --- The batch of a new key --------------------------------------------------------------
 
@@ -133,7 +124,7 @@ async def _start_new(
     ]
     receipt = reservation.claim_receipt(start.key, token)
     reads = _read_statements(start.key, now_ms)
-    written = await commit.write(db, commit.Write(statements, reads, receipt, inserts=True))
+    written = await writes.write(db, writes.Write(statements, reads, receipt, inserts=True))
     return _seen(written.reads, created=written.won)
 
 
@@ -191,7 +182,7 @@ async def _start_reserved(
     reads = _read_statements(start.key, now_ms)
     receipt = reservation.claim_receipt(start.key, token)
     try:
-        written = await commit.write(db, commit.Write(statements, reads, receipt))
+        written = await writes.write(db, writes.Write(statements, reads, receipt))
     except errors.ConstraintFailed:
         return _seen(await db.read(reads), created=False)
     return _seen(written.reads, created=written.won)
@@ -228,7 +219,7 @@ async def _start_not_ready(
     """
     gate = await fence.read(db)
     if gate.admits_start(start.key):
-        await schema_guard.ensure(db)
+        await db.bring_schema_forward()
         return await _start_new(db, start, intent, token, now_ms)
     try:
         return await _start_new(db, start, intent, token, now_ms)

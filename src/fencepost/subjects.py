@@ -12,11 +12,12 @@ import json
 from typing import Any, NamedTuple
 
 from fencepost import fence, journal, limits
-from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.identifiers import Principal, mint_token
 from fencepost.reservation import COLUMNS, Intent
 from fencepost.runs import Outcome, Owner, Run
 from fencepost.snapshot import VISIBLE, contended, read, scope, verb
+from fencepost.storage.d1 import Database
+from fencepost.storage.sql import NOW_MS, Statement
 
 DESIGN = "design"
 

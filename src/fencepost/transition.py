@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from fencepost import fence, journal, limits, machines, reservation
-from fencepost.d1 import NOW_MS, Database, Statement
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
@@ -13,6 +12,8 @@ from fencepost.machines import Move
 from fencepost.ownership import fact_statement
 from fencepost.runs import TERMINAL, Outcome, Owner, Run, RunStatus
 from fencepost.snapshot import VISIBLE, contended, read, scope, verb
+from fencepost.storage.d1 import Database
+from fencepost.storage.sql import NOW_MS, Statement
 
 
 class Transition(NamedTuple):

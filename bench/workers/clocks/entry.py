@@ -16,24 +16,24 @@ from js import Response
 
 # In the order of their imports: a stage is in place before anybody imports it by name.
 STAGES = {
-    "statements checked": ["d1:check"],
-    "statements to JavaScript, results to text": ["d1:Database._send"],
-    "results from JSON": ["d1:Database.batch_unguarded"],
-    "the unknown-commit protocol": ["commit:write"],
+    "statements checked": ["storage.d1:check"],
+    "statements to JavaScript, results to text": ["storage.d1:Database._send"],
+    "results from JSON": ["storage.d1:Database.batch_unguarded"],
+    "the unknown-commit protocol": ["storage.writes:write"],
     "event hashed": ["journal:next_event"],
     "rows judged": ["reservation:Reservation.from_row", "runs:Run.from_row"],
     "fence judged": ["fence:Fence.from_rows"],
-    "token checked": ["auth:admit"],
-    "body read": ["routes:_read_body"],
-    "JSON parsed": ["strictjson:loads"],
-    "members checked": ["body:Form.parse"],
+    "token checked": ["http.auth:admit"],
+    "body read": ["http.server:_read_body"],
+    "JSON parsed": ["http.strictjson:loads"],
+    "members checked": ["http.forms:Form.parse"],
     "fingerprint": ["decision:fingerprint"],
     "statements made, decision": ["starts:start"],
-    "answer shaped": ["answers:start_reply"],
-    "route found, handler": ["routes:answer"],
-    "log line": ["routes:log_line", "routes:_log"],
-    "response made": ["routes:_send"],
-    "request received": ["routes:serve"],
+    "answer shaped": ["http.outcomes:start_reply"],
+    "route found, handler": ["http.server:answer"],
+    "log line": ["http.server:log_line", "http.server:_log"],
+    "response made": ["http.server:_send"],
+    "request received": ["http.server:serve"],
 }
 WAITING = "waiting for D1"
 OUTSIDE = "outside: HTTP, host, client"

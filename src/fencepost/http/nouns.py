@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from fencepost import limits
-from fencepost.body import (
+from fencepost.http.forms import (
     COUNT,
     HASH,
     IDENTIFIER,

@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from typing import Any, get_args, get_type_hints
 
 import fencepost
-from fencepost import inventory, operator_representations, representations
-from fencepost.body import IDENTIFIER, Parser, one_of
-from fencepost.extensions import EXTENSIONS
-from fencepost.json_schema import Json, Schemas
+from fencepost import inventory
+from fencepost.http import operator_representations, representations
+from fencepost.http.extensions import EXTENSIONS
+from fencepost.http.forms import IDENTIFIER, Parser, one_of
+from fencepost.http.json_schema import Json, Schemas
+from fencepost.http.representations import OPERATION_ID
+from fencepost.http.route import Route
 from fencepost.problems import PROBLEMS
-from fencepost.representations import OPERATION_ID
-from fencepost.route import Route
 
 _ABOUT = """\
 Exactly one start per `Idempotency-Key`, behind an operator's fence, with one owner at a time and

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fencepost import answers, bindings, bodies, journal, limits, shapes, wire
+from fencepost import bindings, journal, limits
 from fencepost.bindings import GATES, Binding
-from fencepost.body import ANYTHING, HASH, POSITIVE, Form, Member, Parser, one_of, too_large
-from fencepost.exchange import Reply, Request
+from fencepost.http import bodies, outcomes, queries, serialize
+from fencepost.http.exchange import Reply, Request
+from fencepost.http.forms import ANYTHING, HASH, POSITIVE, Form, Member, Parser, one_of, too_large
+from fencepost.http.queries import Page
 from fencepost.journal import Head
 from fencepost.runs import LOSSES, Outcome, Owner
-from fencepost.wire import Page
 
 if TYPE_CHECKING:
-    from fencepost import representations as shown
+    from fencepost.http import representations as shown
 
 
 def _proof(value: Any, name: str) -> str | None:
@@ -97,28 +98,28 @@ async def post_bindings(request: Request, asked: Deliveries) -> Reply[shown.Boun
     )
     if outcome is Outcome.DELIVERY_REVISION_CONFLICT:
         [other] = held
-        raise answers.loss(outcome, run, gate=other.gate, revision=other.revision)
+        raise outcomes.loss(outcome, run, gate=other.gate, revision=other.revision)
     if outcome in LOSSES:
-        raise answers.loss(outcome, run)
+        raise outcomes.loss(outcome, run)
     shape: shown.Bound = {
         "outcome": outcome,
         "bindings": _items(held),
-        "run": shapes.run_json(run),
+        "run": serialize.run_json(run),
     }
     replayed = {"Idempotent-Replayed": "true"} if outcome is Outcome.REPLAYED else {}
     return Reply(200, shape, replayed, run_id=run.run_id)
 
 
-AFTER_PLACE = wire.page((wire.POSITION, wire.TEXT))
+AFTER_PLACE = queries.page((queries.POSITION, queries.TEXT))
 
 
 async def list_bindings(request: Request, page: Page) -> Reply[shown.Items[shown.Binding]]:
     """What was delivered, by revision and gate."""
     run_id, viewer, after = request.params["run_id"], request.viewer, page.cursor or (0, "")
     found = await bindings.page(request.db, run_id, viewer, after, page.limit)
-    cursor = wire.next_cursor(page, found, lambda bound: (str(bound.revision), bound.gate))
+    cursor = queries.next_cursor(page, found, lambda bound: (str(bound.revision), bound.gate))
     return Reply(200, {"items": _items(found), "cursor": cursor}, run_id=run_id)
 
 
 def _items(page: list[Binding]) -> list[shown.Binding]:
-    return [shapes.binding_json(binding) for binding in page]
+    return [serialize.binding_json(binding) for binding in page]

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import fencepost
 from fencepost import (
-    answers,
-    auth,
     cancellation,
     claims,
     fence,
@@ -16,35 +14,34 @@ from fencepost import (
     ownership,
     problems,
     release,
-    shapes,
     snapshot,
     starts,
     transition,
-    wire,
 )
-from fencepost.bodies import Verb
-from fencepost.d1 import Database
 from fencepost.decision import Start
-from fencepost.exchange import Reply, Request
+from fencepost.http import auth, outcomes, queries, serialize
+from fencepost.http.bodies import Verb
+from fencepost.http.exchange import Reply, Request
+from fencepost.http.queries import Page
 from fencepost.identifiers import Principal
 from fencepost.runs import Outcome, Owner, Run
+from fencepost.storage.d1 import Database
 from fencepost.transition import Transition
-from fencepost.wire import Page
 
 if TYPE_CHECKING:
-    from fencepost import operator_representations as operators
-    from fencepost import representations as shown
+    from fencepost.http import operator_representations as operators
+    from fencepost.http import representations as shown
 
 # --- Starts ------------------------------------------------------------------------------
 
 
 async def post_start(request: Request, asked: partial[Start]) -> Reply[shown.StartAnswer]:
     """Start the run that the key means, or say what became of it."""
-    key = wire.IDEMPOTENCY_KEY.of(request)
-    wait_s = wire.PREFER_WAIT.of(request)
+    key = queries.IDEMPOTENCY_KEY.of(request)
+    wait_s = queries.PREFER_WAIT.of(request)
     start = asked(key=key, principal=request.sender)
     decision, seen = await starts.start(request.db, start, wait_s=wait_s)
-    reply = answers.start_reply(decision, seen)
+    reply = outcomes.start_reply(decision, seen)
     if wait_s:
         reply.headers["Preference-Applied"] = f"wait={wait_s}"
     return reply
@@ -54,8 +51,8 @@ async def get_start(request: Request, _: None) -> Reply[shown.SeenStart]:
     """The reservation of a key and its run."""
     held, run = await release.find(request.db, request.params["key"], request.viewer)
     shape: shown.SeenStart = {
-        "reservation": shapes.reservation_json(held),
-        "run": None if run is None else shapes.run_json(run),
+        "reservation": serialize.reservation_json(held),
+        "run": None if run is None else serialize.run_json(run),
     }
     return Reply(200, shape, run_id=held.run_id)
 
@@ -65,8 +62,8 @@ async def post_release(request: Request, asked: Verb) -> Reply[shown.Settled]:
     key, viewer = request.params["key"], request.viewer
     outcome, held, run = await release.release(request.db, key, viewer, asked.owner)
     if outcome is not Outcome.RELEASED:
-        raise answers.loss(outcome, run)
-    return answers.settled_reply(outcome, held, run)
+        raise outcomes.loss(outcome, run)
+    return outcomes.settled_reply(outcome, held, run)
 
 
 # --- Runs --------------------------------------------------------------------------------
@@ -75,18 +72,18 @@ async def post_release(request: Request, asked: Verb) -> Reply[shown.Settled]:
 async def get_run(request: Request, wait_s: int) -> Reply[shown.Run]:
     """A run, with state and result; with `wait`, once it ended."""
     run = await snapshot.wait_for_end(request.db, request.params["run_id"], request.viewer, wait_s)
-    return Reply(200, shapes.run_json(run), run_id=run.run_id)
+    return Reply(200, serialize.run_json(run), run_id=run.run_id)
 
 
-async def list_runs(request: Request, page: wire.Runs) -> Reply[shown.Items[shown.RunSummary]]:
+async def list_runs(request: Request, page: queries.Runs) -> Reply[shown.Items[shown.RunSummary]]:
     """The runs that the caller may see, oldest first."""
     runs = await snapshot.page(request.db, request.viewer, page.status, page.cursor, page.limit)
-    cursor = wire.next_cursor(page, runs, lambda run: (*run.principal, run.run_id))
+    cursor = queries.next_cursor(page, runs, lambda run: (*run.principal, run.run_id))
     return _page(runs, cursor)
 
 
 def _page(runs: list[Run], cursor: str | None) -> Reply[shown.Items[shown.RunSummary]]:
-    items = [shapes.run_json(run, content=False) for run in runs]
+    items = [serialize.run_json(run, content=False) for run in runs]
     return Reply(200, {"items": items, "cursor": cursor})
 
 
@@ -101,73 +98,75 @@ def _where(request: Request, asked: Verb) -> Where:
 async def post_own(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
     """Own a run that waits for an owner, or, with evidence, one whose lease lapsed."""
     _, lease_ms, evidence = asked
-    return answers.verb_reply(
+    return outcomes.verb_reply(
         *await ownership.own(*_where(request, asked), lease_ms=lease_ms, evidence=evidence)
     )
 
 
 async def post_heartbeat(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
     """Renew the lease."""
-    return answers.verb_reply(
+    return outcomes.verb_reply(
         *await ownership.heartbeat(*_where(request, asked), lease_ms=asked.lease_ms)
     )
 
 
 async def post_reconfirm(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
     """Renew the lease, by a process that is not sure whether it still holds the run."""
-    return answers.verb_reply(*await ownership.reconfirm(*_where(request, asked)))
+    return outcomes.verb_reply(*await ownership.reconfirm(*_where(request, asked)))
 
 
 async def post_claim(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
     """Hold a run that waits for an owner, for `activate`."""
-    return answers.verb_reply(*await claims.claim(*_where(request, asked), lease_ms=asked.lease_ms))
+    return outcomes.verb_reply(
+        *await claims.claim(*_where(request, asked), lease_ms=asked.lease_ms)
+    )
 
 
 async def post_activate(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
     """Turn one's claim into the ownership of the run."""
-    return answers.verb_reply(*await claims.activate(*_where(request, asked)))
+    return outcomes.verb_reply(*await claims.activate(*_where(request, asked)))
 
 
 async def post_steal(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
     """Claim a run from an owner that is believed dead."""
-    return answers.verb_reply(*await claims.steal(*_where(request, asked), asked.evidence))
+    return outcomes.verb_reply(*await claims.steal(*_where(request, asked), asked.evidence))
 
 
 async def post_abandon(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
     """Let go of one's claim."""
-    return answers.verb_reply(*await claims.abandon(*_where(request, asked)))
+    return outcomes.verb_reply(*await claims.abandon(*_where(request, asked)))
 
 
 async def post_recover(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
     """Clear the claim of a claimant that is believed dead."""
-    return answers.verb_reply(*await claims.recover(*_where(request, asked), asked.evidence))
+    return outcomes.verb_reply(*await claims.recover(*_where(request, asked), asked.evidence))
 
 
 async def post_acknowledge_cancel(request: Request, asked: Verb) -> Reply[shown.VerbAnswer]:
     """The owner has seen the request for a cancel."""
-    return answers.verb_reply(*await cancellation.acknowledge(*_where(request, asked)))
+    return outcomes.verb_reply(*await cancellation.acknowledge(*_where(request, asked)))
 
 
 async def post_cancel(request: Request, _: None) -> Reply[shown.VerbAnswer]:
     """Request the cancel of a run, once."""
     where = (request.db, request.params["run_id"], request.viewer, request.sender)
-    return answers.verb_reply(*await cancellation.cancel(*where))
+    return outcomes.verb_reply(*await cancellation.cancel(*where))
 
 
 async def post_cancel_lineage(request: Request, _: None) -> Reply[shown.VerbAnswer]:
     """Request the cancel of every round that has not ended; answers the last round."""
     where = (request.db, request.params["run_id"], request.viewer, request.sender)
-    return answers.verb_reply(*await cancellation.cancel_lineage(*where))
+    return outcomes.verb_reply(*await cancellation.cancel_lineage(*where))
 
 
-AFTER_ROUND = wire.page((wire.POSITION, wire.TEXT))
+AFTER_ROUND = queries.page((queries.POSITION, queries.TEXT))
 
 
 async def get_lineage(request: Request, page: Page) -> Reply[shown.Items[shown.RunSummary]]:
     """The rounds of one logical run."""
     run_id, viewer = request.params["run_id"], request.viewer
     runs = await lineage.page(request.db, run_id, viewer, page.cursor, page.limit)
-    return _page(runs, wire.next_cursor(page, runs, _round))
+    return _page(runs, queries.next_cursor(page, runs, _round))
 
 
 def _round(run: Run) -> tuple[str, str]:
@@ -178,7 +177,7 @@ def _round(run: Run) -> tuple[str, str]:
 async def get_latest(request: Request, _: None) -> Reply[shown.Run]:
     """The last round of a run's lineage."""
     run = await lineage.latest(request.db, request.params["run_id"], request.viewer)
-    return Reply(200, shapes.run_json(run), run_id=run.run_id)
+    return Reply(200, serialize.run_json(run), run_id=run.run_id)
 
 
 async def list_ownership(request: Request, page: Page) -> Reply[shown.Items[shown.Fact]]:
@@ -186,8 +185,8 @@ async def list_ownership(request: Request, page: Page) -> Reply[shown.Items[show
     run_id, viewer = request.params["run_id"], request.viewer
     [after] = page.cursor or (0,)
     facts = await ownership.facts(request.db, run_id, viewer, after, page.limit)
-    items = [shapes.fact_json(fact) for fact in facts]
-    cursor = wire.next_cursor(page, facts, lambda fact: (str(fact.sequence),))
+    items = [serialize.fact_json(fact) for fact in facts]
+    cursor = queries.next_cursor(page, facts, lambda fact: (str(fact.sequence),))
     return Reply(200, {"items": items, "cursor": cursor})
 
 
@@ -195,7 +194,7 @@ async def post_transition(request: Request, change: Transition) -> Reply[shown.V
     """Checkpoint, suspend or end a run that the caller owns; move its machine."""
     run_id = request.params["run_id"]
     outcome, run = await transition.transition(request.db, run_id, request.viewer, change)
-    return answers.transition_reply(outcome, run, change)
+    return outcomes.transition_reply(outcome, run, change)
 
 
 # --- The deployment ----------------------------------------------------------------------

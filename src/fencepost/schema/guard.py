@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fencepost import errors, migrations, schema, shape
-from fencepost.d1 import Database, Result, Statement
-from fencepost.migrations import DDL, INDEXES, Earlier
-from fencepost.shape import Difference
+from fencepost import errors
+from fencepost.schema import ddl, migrations, tables
+from fencepost.schema.ddl import Difference
+from fencepost.schema.migrations import DDL, INDEXES, Earlier
+from fencepost.storage.d1 import Database, Result
+from fencepost.storage.sql import Statement
 
 # The text that D1 keeps of all that belongs to our tables; without text: made by a constraint.
 _READ_SHAPE = """
@@ -56,7 +58,7 @@ class Shape(NamedTuple):
 
 
 def _table_of(name: str) -> str:
-    return name if name in DDL else shape.tokens(INDEXES[name])[4]
+    return name if name in DDL else ddl.tokens(INDEXES[name])[4]
 
 
 def judge(result: Result) -> Shape:
@@ -65,9 +67,9 @@ def judge(result: Result) -> Shape:
     rows = sorted(result.rows, key=lambda row: str(row["name"]))
     for row in rows:
         name, sql = row["name"], row["sql"]
-        if name not in DDL or not (difference := shape.compare(name, DDL[name], sql)):
+        if name not in DDL or not (difference := ddl.compare(name, DDL[name], sql)):
             continue
-        earlier = migrations.EARLIER.get(shape.digest(sql))
+        earlier = migrations.EARLIER.get(ddl.digest(sql))
         if earlier is None:
             foreign.append(difference)
         else:
@@ -84,9 +86,9 @@ def _judge_index(row: dict[str, Any], rebuilt: set[str]) -> Difference | None:
     """
     name, table, sql = row["name"], row["tbl_name"], row["sql"]
     if name in INDEXES:
-        same = table in rebuilt or shape.tokens(INDEXES[name]) == shape.tokens(sql)
+        same = table in rebuilt or ddl.tokens(INDEXES[name]) == ddl.tokens(sql)
         return None if same else Difference(table, None, f"index {name}")
-    if table in DDL and shape.tokens(sql)[1] == "unique":
+    if table in DDL and ddl.tokens(sql)[1] == "unique":
         return Difference(table, _indexed(table, sql), "UNIQUE")
     return None
 
@@ -94,7 +96,7 @@ def _judge_index(row: dict[str, Any], rebuilt: set[str]) -> Difference | None:
 def _indexed(table: str, sql: str) -> str | None:
     """The first column of a foreign index."""
     known = migrations.columns_of(table)
-    return next((word for word in shape.tokens(sql)[5:] if word in known), None)
+    return next((word for word in ddl.tokens(sql)[5:] if word in known), None)
 
 
 async def inspect(db: Database) -> Shape:
@@ -146,7 +148,7 @@ async def ensure(db: Database) -> None:
         for earlier, stored, _ in found.outdated
         for statement in migrations.statements(earlier, stored)
     ]
-    creates = [Statement(ddl) for ddl in schema.STATEMENTS]
+    creates = [Statement(ddl) for ddl in tables.STATEMENTS]
     try:
         results = await db.batch_unguarded([*moves, *creates, Statement(_READ_SHAPE)])
         after = judge(results[-1])

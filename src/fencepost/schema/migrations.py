@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fencepost import schema
-from fencepost.d1 import Statement
-from fencepost.shape import table
+from fencepost.schema import tables
+from fencepost.schema.ddl import table
+from fencepost.storage.sql import Statement
 
 
 class Earlier(NamedTuple):
@@ -96,7 +96,7 @@ EARLIER = {earlier.digest: earlier for shape in MIGRATIONS.values() for earlier 
 
 def _created(kind: str) -> dict[str, str]:
     """Ours by name: each statement is CREATE `kind` IF NOT EXISTS name …"""
-    words = ((ddl.split(None, 6), ddl) for ddl in schema.STATEMENTS)
+    words = ((ddl.split(None, 6), ddl) for ddl in tables.STATEMENTS)
     return {word[5]: ddl for word, ddl in words if word[1] == kind}
 
 
@@ -153,7 +153,7 @@ def _as_sql(shape: Iterable[Earlier]) -> str:
             "  THEN '{}' ELSE 'another shape' END)"
         )
         parts += [still, *_rebuild(earlier)]
-    return "".join(f"{sql};\n\n" for sql in parts) + schema.as_sql_file()
+    return "".join(f"{sql};\n\n" for sql in parts) + tables.as_sql_file()
 
 
 def columns_of(name: str) -> tuple[str, ...]:

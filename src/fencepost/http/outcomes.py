@@ -6,19 +6,20 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from fencepost import errors, limits, shapes
+from fencepost import errors, limits
 from fencepost.decision import Decision, Seen
 from fencepost.errors import Conflict, FencepostError
-from fencepost.exchange import Reply
 from fencepost.fence import Fence, Moved
+from fencepost.http import serialize
+from fencepost.http.exchange import Reply
 from fencepost.problems import PROBLEMS
 from fencepost.reservation import Reservation
 from fencepost.runs import LOSSES, Outcome, Run
 from fencepost.transition import Transition
 
 if TYPE_CHECKING:
-    from fencepost import operator_representations as operators
-    from fencepost import representations as shown
+    from fencepost.http import operator_representations as operators
+    from fencepost.http import representations as shown
 
 # --- Starts ------------------------------------------------------------------------------
 
@@ -55,8 +56,8 @@ def _start_body(outcome: Literal["started", "replayed"], seen: Seen) -> Reply[sh
     assert run is not None
     body: shown.StartAnswer = {
         "outcome": outcome,
-        "reservation": shapes.reservation_json(held),
-        "run": shapes.run_json(run),
+        "reservation": serialize.reservation_json(held),
+        "run": serialize.run_json(run),
     }
     headers = {"Location": f"/v1/runs/{run.run_id}"}
     return Reply(200, body, headers, run_id=run.run_id)
@@ -73,7 +74,7 @@ def _target_mismatch(held: Reservation) -> FencepostError:
     return Conflict(
         "This key was used for another target. That start is unharmed.",
         code="START_TARGET_MISMATCH",
-        target=shapes.target_json(held.target),
+        target=serialize.target_json(held.target),
     )
 
 
@@ -139,8 +140,8 @@ def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply
     """A start that was released or resolved."""
     body: shown.Settled = {
         "outcome": outcome,
-        "reservation": shapes.reservation_json(held),
-        "run": None if run is None else shapes.run_json(run),
+        "reservation": serialize.reservation_json(held),
+        "run": None if run is None else serialize.run_json(run),
     }
     return Reply(200, body, run_id=held.run_id)
 
@@ -151,7 +152,7 @@ def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply
 def fence_reply(moved: Moved, gate: Fence) -> Reply[operators.Fence]:
     """The fence after a transition. Raises the conflicts."""
     if moved is Moved.MOVED:
-        return Reply(200, shapes.fence_json(gate, secrets=True))
+        return Reply(200, serialize.fence_json(gate, secrets=True))
     if moved is Moved.KEY_REUSED:
         raise Conflict(
             "The last transition had this key and was another command.",
@@ -171,7 +172,7 @@ def fence_reply(moved: Moved, gate: Fence) -> Reply[operators.Fence]:
 def verb_reply(outcome: Outcome, run: Run) -> Reply[shown.VerbAnswer]:
     if outcome in LOSSES:
         raise loss(outcome, run)
-    body: shown.VerbAnswer = {"outcome": outcome, "run": shapes.run_json(run)}
+    body: shown.VerbAnswer = {"outcome": outcome, "run": serialize.run_json(run)}
     return Reply(200, body, run_id=run.run_id)
 
 
@@ -182,7 +183,7 @@ def loss(outcome: Outcome, run: Run | None, **members: Any) -> Conflict:
         f"{PROBLEMS[code].meaning} Nothing was written.",
         code=code,
         outcome=outcome,
-        run=run and shapes.run_json(run, content=False),
+        run=run and serialize.run_json(run, content=False),
         **members,
     )
 

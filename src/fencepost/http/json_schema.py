@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
 
-from fencepost.body import Form, Member, Parser
+from fencepost.http.forms import Form, Member, Parser
 
 Json = dict[str, Any]
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}

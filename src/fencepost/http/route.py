@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fencepost.body import Form
-from fencepost.exchange import Reply, Request
-from fencepost.wire import Header
+from fencepost.http.exchange import Reply, Request
+from fencepost.http.forms import Form
+from fencepost.http.queries import Header
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import re
 from typing import NamedTuple
 
 from fencepost import errors, limits
-from fencepost.exchange import Request
+from fencepost.http.exchange import Request
 from fencepost.identifiers import Principal, PrincipalKind, is_principal_id
 
 SCOPES = frozenset({"start", "work", "operate", "read"})

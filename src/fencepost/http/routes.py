@@ -6,13 +6,13 @@ import functools
 import json
 from typing import Any
 
-from fencepost import administration as admin
-from fencepost import bodies, handlers, wire
-from fencepost import delivery_handlers as deliveries
-from fencepost import history_handlers as history
-from fencepost import operation_handlers as operations
-from fencepost.exchange import Reply, Request
-from fencepost.route import Route
+from fencepost.http import administration as admin
+from fencepost.http import bodies, handlers, queries
+from fencepost.http import delivery_handlers as deliveries
+from fencepost.http import history_handlers as history
+from fencepost.http import operation_handlers as operations
+from fencepost.http.exchange import Reply, Request
+from fencepost.http.route import Route
 
 
 async def get_openapi(request: Request, _: None) -> Reply[str]:
@@ -22,7 +22,7 @@ async def get_openapi(request: Request, _: None) -> Reply[str]:
 
 async def get_docs(request: Request, _: None) -> Reply[str]:
     """This document, as a page that needs no network."""
-    from fencepost import docs_page
+    from fencepost.http import docs_page
 
     headers = {"Content-Security-Policy": docs_page.POLICY}
     return Reply(200, docs_html(), headers, "text/html; charset=utf-8")
@@ -31,7 +31,7 @@ async def get_docs(request: Request, _: None) -> Reply[str]:
 @functools.cache
 def openapi_text() -> str:
     """The API document, made at first use."""
-    from fencepost import openapi
+    from fencepost.http import openapi
 
     return openapi.as_text(ROUTES)
 
@@ -39,7 +39,7 @@ def openapi_text() -> str:
 @functools.cache
 def docs_html() -> str:
     """The API document as a page."""
-    from fencepost import docs_page
+    from fencepost.http import docs_page
 
     return docs_page.as_html(json.loads(openapi_text()))
 
@@ -65,11 +65,11 @@ _STARTS = (
             *("RUN_LOOKUP_CONFLICT", "START_PENDING", "START_UNRESOLVABLE"),
             *("START_ALREADY_SETTLED", "CONTENDED", "EXECUTION_FENCED", _UNREADABLE),
         ),
-        (wire.IDEMPOTENCY_KEY, wire.PREFER_WAIT),
+        (queries.IDEMPOTENCY_KEY, queries.PREFER_WAIT),
         (200, 201),
         ("Location", "Idempotent-Replayed", "Preference-Applied"),
     ),
-    Route("GET", _KEY, _START, handlers.get_start, wire.NO_QUERY),
+    Route("GET", _KEY, _START, handlers.get_start, queries.NO_QUERY),
     Route(
         "POST",
         f"{_KEY}/release",
@@ -89,12 +89,12 @@ _STARTS = (
 )
 
 _RUNS = (
-    Route("GET", "/v1/runs", _READ, handlers.list_runs, wire.RUNS),
-    Route("GET", _RUN, _READ, handlers.get_run, wire.WAIT_S),
-    Route("GET", f"{_RUN}/ownership", _READ, handlers.list_ownership, wire.AFTER_SEQUENCE),
+    Route("GET", "/v1/runs", _READ, handlers.list_runs, queries.RUNS),
+    Route("GET", _RUN, _READ, handlers.get_run, queries.WAIT_S),
+    Route("GET", f"{_RUN}/ownership", _READ, handlers.list_ownership, queries.AFTER_SEQUENCE),
     Route("GET", f"{_RUN}/lineage", _READ, handlers.get_lineage, handlers.AFTER_ROUND),
-    Route("GET", f"{_RUN}/latest", _READ, handlers.get_latest, wire.NO_QUERY),
-    Route("GET", f"{_RUN}/events", _READ, history.list_events, wire.AFTER_SEQUENCE),
+    Route("GET", f"{_RUN}/latest", _READ, handlers.get_latest, queries.NO_QUERY),
+    Route("GET", f"{_RUN}/events", _READ, history.list_events, queries.AFTER_SEQUENCE),
     Route(
         "POST",
         f"{_RUN}/events",
@@ -114,7 +114,7 @@ _RUNS = (
             "CONTENDED",
         ),
     ),
-    Route("GET", f"{_RUN}/integrity", _READ, history.get_integrity, wire.NO_QUERY),
+    Route("GET", f"{_RUN}/integrity", _READ, history.get_integrity, queries.NO_QUERY),
     Route("POST", f"{_RUN}/claim", _WORK, handlers.post_claim, bodies.WITH_LEASE, _TAKEN),
     Route(
         "POST",
@@ -216,11 +216,11 @@ _OPERATIONS = (
         operations.HELD,
         ("FENCE_LOST", "LEASE_FENCED", "CONTENDED"),
     ),
-    Route("GET", _OP, _READ, operations.get_operation, wire.NO_QUERY),
+    Route("GET", _OP, _READ, operations.get_operation, queries.NO_QUERY),
 )
 
 _DEPLOYMENT = (
-    Route("GET", "/v1/fence", _READ, admin.get_fence, wire.NO_QUERY, (_UNREADABLE,)),
+    Route("GET", "/v1/fence", _READ, admin.get_fence, queries.NO_QUERY, (_UNREADABLE,)),
     Route(
         "POST",
         "/v1/fence/transitions",
@@ -228,20 +228,20 @@ _DEPLOYMENT = (
         admin.post_fence_transition,
         bodies.FENCE_TRANSITION,
         ("IDEMPOTENCY_KEY_INVALID", "FENCE_CAS_CONFLICT", "IDEMPOTENCY_KEY_REUSED", _UNREADABLE),
-        (wire.COMMAND_KEY,),
+        (queries.COMMAND_KEY,),
     ),
-    Route("GET", "/v1/inventory", _OPERATE, admin.get_inventory, wire.NO_QUERY),
+    Route("GET", "/v1/inventory", _OPERATE, admin.get_inventory, queries.NO_QUERY),
     Route(
         "GET", "/v1/inventory/{category}", _OPERATE, admin.get_inventory_category, admin.IN_CATEGORY
     ),
     Route("POST", "/v1/retention/purge", _OPERATE, admin.post_purge, bodies.PURGE),
-    Route("GET", "/v1/audit", _OPERATE, admin.list_audit, wire.AFTER_SEQUENCE),
+    Route("GET", "/v1/audit", _OPERATE, admin.list_audit, queries.AFTER_SEQUENCE),
     Route(
         "GET",
         "/v1/health",
         (),
         handlers.get_health,
-        wire.DEEP,
+        queries.DEEP,
         ("UNAUTHORIZED", "SCOPE_MISSING", "AUTH_UNCONFIGURED", _UNREADABLE),
     ),
     Route(
@@ -249,16 +249,16 @@ _DEPLOYMENT = (
         "/docs/errors",
         (),
         handlers.get_error_docs,
-        wire.NO_QUERY,
+        queries.NO_QUERY,
         media="text/markdown; charset=utf-8",
     ),
-    Route("GET", "/openapi.json", (), get_openapi, wire.NO_QUERY),
+    Route("GET", "/openapi.json", (), get_openapi, queries.NO_QUERY),
     Route(
         "GET",
         "/docs",
         (),
         get_docs,
-        wire.NO_QUERY,
+        queries.NO_QUERY,
         gives=("Content-Security-Policy",),
         media="text/html; charset=utf-8",
     ),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from fencepost import bodies, errors, journal, leases, limits, operations, shapes
-from fencepost.body import (
+from fencepost import errors, journal, leases, limits, operations
+from fencepost.http import bodies, serialize
+from fencepost.http.exchange import Reply, Request
+from fencepost.http.forms import (
     ANYTHING,
     BOOLEAN,
     OWNER_FIELD,
@@ -16,13 +18,12 @@ from fencepost.body import (
     integer,
     stored_json,
 )
-from fencepost.exchange import Reply, Request
 from fencepost.operations import LOSSES, Operation, Outcome, Step
 from fencepost.problems import PROBLEMS
 from fencepost.runs import Owner
 
 if TYPE_CHECKING:
-    from fencepost import representations as shown
+    from fencepost.http import representations as shown
 
 # --- Operations --------------------------------------------------------------------------
 
@@ -139,8 +140,8 @@ async def get_operation(request: Request, _: None) -> Reply[shown.SeenOperation]
     run_id, id = request.params["run_id"], request.params["op"].lower()
     found = await operations.read(request.db, run_id, request.viewer, id)
     shape: shown.SeenOperation = {
-        "operation": shapes.seen_operation_json(found),
-        "lease": None if found.lapsed else shapes.lease_json(found),
+        "operation": serialize.seen_operation_json(found),
+        "lease": None if found.lapsed else serialize.lease_json(found),
     }
     return Reply(200, shape, run_id=run_id)
 
@@ -156,8 +157,8 @@ def _reply(outcome: Outcome, found: Operation | None, step: Step) -> Reply[shown
         raise _loss(outcome, found)
     shape: shown.StepAnswer = {
         "outcome": outcome,
-        "operation": shapes.operation_json(found),
-        "lease": shapes.lease_json(found),
+        "operation": serialize.operation_json(found),
+        "lease": serialize.lease_json(found),
     }
     replayed = {"Idempotent-Replayed": "true"} if outcome is Outcome.REPLAYED else {}
     return Reply(200, shape, replayed, run_id=step.run_id)
@@ -174,5 +175,5 @@ def _loss(outcome: Outcome, found: Operation | None) -> errors.Conflict:
         code=code,
         retry_after_s=retry_after_s,
         outcome=outcome,
-        operation=found and shapes.seen_operation_json(found),
+        operation=found and serialize.seen_operation_json(found),
     )

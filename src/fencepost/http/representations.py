@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Generic, Literal, NotRequired, TypedDict, TypeVar
 
-from fencepost import nouns, operations, runs
+from fencepost import operations, runs
 from fencepost.bindings import GATES
-from fencepost.body import COUNT, HASH, IDENTIFIER, POSITIVE, Parser, one_of
+from fencepost.http import nouns
+from fencepost.http.forms import COUNT, HASH, IDENTIFIER, POSITIVE, Parser, one_of
 from fencepost.identifiers import OPERATION_ID_PATTERN, PrincipalKind
 from fencepost.operations import OperationState
 from fencepost.ownership import FACTS

@@ -6,9 +6,9 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from fencepost import operations, runs
 from fencepost.bindings import GATES
-from fencepost.body import POSITIVE, one_of
 from fencepost.fence import FenceState
-from fencepost.representations import Count, Identifier, Ms, Operation, RunSummary, Target
+from fencepost.http.forms import POSITIVE, one_of
+from fencepost.http.representations import Count, Identifier, Ms, Operation, RunSummary, Target
 
 
 class RunLoss(TypedDict):

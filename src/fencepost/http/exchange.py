@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from fencepost.d1 import Database
 from fencepost.identifiers import Principal
+from fencepost.storage.d1 import Database
 
 
 @dataclass(slots=True)

@@ -26,8 +26,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from fencepost import errors
-from fencepost.d1 import Database, Result, Statement
-from fencepost.rows import Row
+from fencepost.storage.d1 import Database, Result
+from fencepost.storage.rows import Row
+from fencepost.storage.sql import Statement
 
 
 class Branch(StrEnum):

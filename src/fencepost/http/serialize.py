@@ -17,8 +17,8 @@ from fencepost.reservation import Reservation
 from fencepost.runs import Claim, MachineState, Owner, Run
 
 if TYPE_CHECKING:
-    from fencepost import operator_representations as operators
-    from fencepost import representations as shown
+    from fencepost.http import operator_representations as operators
+    from fencepost.http import representations as shown
 
 
 def owner_json(owner: Owner) -> shown.Owner:

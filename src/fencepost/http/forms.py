@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fencepost import errors, limits, strictjson
+from fencepost import errors, limits
+from fencepost.http import strictjson
 from fencepost.identifiers import IDENTIFIER_PATTERN, is_identifier, is_owner_field, is_well_formed
 
 T = TypeVar("T")

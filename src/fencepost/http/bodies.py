@@ -8,8 +8,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from fencepost import errors, fence, limits, machines, nouns
-from fencepost.body import (
+from fencepost import errors, fence, limits, machines
+from fencepost.decision import Start, fingerprint
+from fencepost.fence import FenceState
+from fencepost.http import nouns
+from fencepost.http.forms import (
     ANYTHING,
     COUNT,
     IDENTIFIER,
@@ -23,8 +26,6 @@ from fencepost.body import (
     one_of,
     stored_json,
 )
-from fencepost.decision import Start, fingerprint
-from fencepost.fence import FenceState
 from fencepost.identifiers import Target, mint_token
 from fencepost.journal import Head
 from fencepost.machines import Move

@@ -13,22 +13,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from fencepost import errors, failures, limits
+from fencepost import errors, limits
 from fencepost.identifiers import is_well_formed
-from fencepost.promptly import promptly
-
-Parameter = str | int | float | None
-
-# The database's own clock, in milliseconds. Constant within a statement, but it advances
-# between the statements of a batch: stamp once, in the first row written, and read it there.
-NOW_MS = "CAST(ROUND(unixepoch('subsec') * 1000) AS INTEGER)"
-
-
-class Statement(NamedTuple):
-    """One SQL statement with the values of `?1`, `?2`, ... in order."""
-
-    sql: str
-    params: tuple[Parameter, ...] = ()
+from fencepost.storage import failures
+from fencepost.storage.event_loop import promptly
+from fencepost.storage.sql import Parameter, Statement
 
 
 class Result(NamedTuple):
@@ -91,6 +80,16 @@ class Database:
         if self._guard is not None and not self._guard.trusted:
             self._guard.trusted = await self._guard.look(self, creating)
 
+    async def bring_schema_forward(self) -> None:
+        """Create what is missing and move earlier shapes forward, in one transaction.
+
+        For a start and a fence transition alone. Raises SchemaMismatch, and writes nothing, for a
+        table whose shape is not known.
+        """
+        from fencepost.schema import guard
+
+        await guard.ensure(self)
+
     def trust_schema(self, trusted: bool) -> None:
         """Remember whether the schema is known to be current."""
         if self._guard is not None:
@@ -143,9 +142,10 @@ class Database:
         javascript, prepare = _javascript(), _prepared(self._binding).statement
         crossing = javascript.otherwise.get
         bound = []
-        for sql, params in statements:
-            statement, bind = prepare(sql)
-            bound.append(bind(*map(crossing, params, params)) if params else statement)
+        for statement in statements:
+            prepared, bind = prepare(statement.sql)
+            params = statement.params
+            bound.append(bind(*map(crossing, params, params)) if params else prepared)
         results = await promptly(self._binding.batch, javascript.to_js(bound))
         text: str = javascript.stringify(results)
         return text
@@ -218,8 +218,8 @@ _PLAIN = frozenset({str, type(None)})
 
 def check(statement: Statement) -> None:
     """Refuse what D1 would refuse, cut short or change; ValueError, before anything is sent."""
-    sql, params = statement
-    _check_sql(sql)
+    params = statement.params
+    _check_sql(statement.sql)
     if len(params) > limits.PARAMETERS_MAX:
         raise ValueError(f"a statement has {len(params)} parameters; D1 takes at most 100")
     if _PLAIN.issuperset(map(type, params)):

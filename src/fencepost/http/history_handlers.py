@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fencepost import answers, bodies, events, journal, limits, nouns, shapes, subjects, wire
-from fencepost.body import IDENTIFIER, Form, Member, Parser, stored_json, too_large
+from fencepost import events, journal, limits, subjects
 from fencepost.events import Append
-from fencepost.exchange import Reply, Request
+from fencepost.http import bodies, nouns, outcomes, queries, serialize
+from fencepost.http.exchange import Reply, Request
+from fencepost.http.forms import IDENTIFIER, Form, Member, Parser, stored_json, too_large
+from fencepost.http.queries import Page
 from fencepost.runs import LOSSES, Owner
-from fencepost.wire import Page
 
 if TYPE_CHECKING:
-    from fencepost import representations as shown
+    from fencepost.http import representations as shown
 
 
 async def list_events(request: Request, page: Page) -> Reply[shown.Items[shown.Event]]:
@@ -21,8 +22,8 @@ async def list_events(request: Request, page: Page) -> Reply[shown.Items[shown.E
     run, found = await events.page(
         request.db, request.params["run_id"], request.viewer, after, page.limit
     )
-    items = [shapes.event_json(stored.event, stored.created_at_ms) for stored in found]
-    cursor = wire.next_cursor(page, found, lambda stored: (str(stored.event.sequence),))
+    items = [serialize.event_json(stored.event, stored.created_at_ms) for stored in found]
+    cursor = queries.next_cursor(page, found, lambda stored: (str(stored.event.sequence),))
     return Reply(200, {"items": items, "cursor": cursor}, run_id=run.run_id)
 
 
@@ -70,11 +71,11 @@ async def post_event(request: Request, addition: Append) -> Reply[shown.Appended
         request.db, request.params["run_id"], request.viewer, addition
     )
     if event is None or outcome in LOSSES:
-        raise answers.loss(outcome, run)
+        raise outcomes.loss(outcome, run)
     shape: shown.Appended = {
         "outcome": outcome,
-        "event": shapes.event_json(event, run.updated_at_ms),
-        "run": shapes.run_json(run),
+        "event": serialize.event_json(event, run.updated_at_ms),
+        "run": serialize.run_json(run),
     }
     return Reply(200, shape, run_id=run.run_id)
 
@@ -82,7 +83,7 @@ async def post_event(request: Request, addition: Append) -> Reply[shown.Appended
 async def post_bind_change(request: Request, asked: ChangeOf) -> Reply[shown.VerbAnswer]:
     """Give a provisional design run the change that it turned out to be."""
     run_id = request.params["run_id"]
-    return answers.verb_reply(
+    return outcomes.verb_reply(
         *await subjects.bind_change(request.db, run_id, request.viewer, asked.owner, asked.change)
     )
 

@@ -13,14 +13,16 @@ import traceback
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-from fencepost import auth, errors, limits, retention, schema_guard, wire
-from fencepost.d1 import Database
-from fencepost.exchange import Reply, Request
+from fencepost import errors, limits, retention
+from fencepost.http import auth, queries
+from fencepost.http.exchange import Reply, Request
+from fencepost.http.route import Route
+from fencepost.http.routes import ROUTES
 from fencepost.identifiers import Principal, is_identifier, is_operation_id
 from fencepost.problems import PROBLEMS
-from fencepost.promptly import promptly
-from fencepost.route import Route
-from fencepost.table import ROUTES
+from fencepost.schema import guard
+from fencepost.storage.d1 import Database
+from fencepost.storage.event_loop import promptly
 
 # What `json.dumps` would make anew for each text.
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -29,7 +31,7 @@ _SEGMENTS = tuple((route, route.pattern.split("/")) for route in ROUTES)
 
 
 # An isolate has one binding DB, so it has one memory of that database's schema.
-_GUARD = schema_guard.Guard()
+_GUARD = guard.Guard()
 
 
 def find_route(request: Request) -> Route[Any]:
@@ -112,7 +114,7 @@ async def _explained(request: Request, failure: errors.FencepostError) -> errors
     """
     if isinstance(failure, errors.ColumnAbsent) and request.method != "GET":
         return failure
-    return await schema_guard.explain(request.db, failure)
+    return await guard.explain(request.db, failure)
 
 
 def problem_reply(error: errors.FencepostError) -> Reply[Any]:
@@ -188,7 +190,7 @@ async def serve(js_request: Any, env: Any) -> Any:
 async def purge(env: Any) -> None:
     """What the cron trigger does: one purge, as the principal system:cron, and a log line."""
     db = Database(env.DB, _GUARD)
-    kept = wire.retention(lambda name: getattr(env, name, None))
+    kept = queries.retention(lambda name: getattr(env, name, None))
     purged = await retention.purge(db, Principal("system", "cron"), kept, limits.PURGE_ROWS_DEFAULT)
     _log(json.dumps({"cron": "purge", **purged._asdict(), "d1_round_trips": db.round_trips}))
 

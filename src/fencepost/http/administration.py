@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fencepost import answers, audit, errors, fence, inventory, resolve, retention, shapes, wire
-from fencepost.d1 import Reader
-from fencepost.exchange import Reply, Request
+from fencepost import audit, errors, fence, inventory, resolve, retention
+from fencepost.http import outcomes, queries, serialize
+from fencepost.http.exchange import Reply, Request
+from fencepost.http.queries import Page
 from fencepost.resolve import Resolution
 from fencepost.runs import Outcome
-from fencepost.wire import Page
+from fencepost.storage.d1 import Reader
 
 if TYPE_CHECKING:
-    from fencepost import operator_representations as operators
-    from fencepost import representations as shown
+    from fencepost.http import operator_representations as operators
+    from fencepost.http import representations as shown
 
 
 async def get_fence(request: Request, _: None) -> Reply[operators.Fence]:
     """The fence."""
     gate = await fence.read(request.db)
-    return Reply(200, shapes.fence_json(gate, secrets="operate" in request.scopes))
+    return Reply(200, serialize.fence_json(gate, secrets="operate" in request.scopes))
 
 
 async def post_fence_transition(
     request: Request, command: fence.Transition
 ) -> Reply[operators.Fence]:
     """Move the fence, if it is where the command expects it."""
-    command = command._replace(key=wire.COMMAND_KEY.of(request))
+    command = command._replace(key=queries.COMMAND_KEY.of(request))
     moved, gate = await fence.transition(request.db, request.sender, command)
-    return answers.fence_reply(moved, gate)
+    return outcomes.fence_reply(moved, gate)
 
 
 async def post_resolve(request: Request, resolution: Resolution) -> Reply[shown.Settled]:
@@ -37,8 +38,8 @@ async def post_resolve(request: Request, resolution: Resolution) -> Reply[shown.
         request.db, request.params["key"], request.sender, resolution
     )
     if outcome is not Outcome.RESOLVED:
-        raise answers.loss(outcome, run)
-    return answers.settled_reply(outcome, held, run)
+        raise outcomes.loss(outcome, run)
+    return outcomes.settled_reply(outcome, held, run)
 
 
 async def get_inventory(request: Request, _: None) -> Reply[shown.Items[operators.Work]]:
@@ -57,9 +58,9 @@ async def get_inventory(request: Request, _: None) -> Reply[shown.Items[operator
 
 
 # A cursor of each length that a category has.
-IN_CATEGORY = wire.page(
+IN_CATEGORY = queries.page(
     *{
-        len(category.keys): (wire.TEXT,) * len(category.keys)
+        len(category.keys): (queries.TEXT,) * len(category.keys)
         for category in inventory.CATEGORIES.values()
     }.values()
 )
@@ -76,7 +77,7 @@ async def get_inventory_category(request: Request, asked: Page) -> Reply[operato
     page = await inventory.page(Reader(request.db), category, asked.cursor, asked.limit)
     shape: operators.InventoryPage = {
         "items": page.items,
-        "cursor": wire.cursor_text(page.cursor),
+        "cursor": queries.cursor_text(page.cursor),
     }
     if page.counted is not None:
         shape["count"], shape["more"] = page.counted
@@ -85,7 +86,7 @@ async def get_inventory_category(request: Request, asked: Page) -> Reply[operato
 
 async def post_purge(request: Request, limit: int) -> Reply[operators.Purged]:
     """Delete what is past its retention, by hand."""
-    kept = wire.retention(request.setting)
+    kept = queries.retention(request.setting)
     purged = await retention.purge(request.db, request.sender, kept, limit)
     runs, reservations, more = purged
     return Reply(200, {"runs": runs, "reservations": reservations, "more": more})
@@ -95,6 +96,6 @@ async def list_audit(request: Request, page: Page) -> Reply[shown.Items[operator
     """Who did what, and why, in order."""
     [after] = page.cursor or (0,)
     entries = await audit.page(request.db, after, page.limit)
-    items = [shapes.audit_json(entry) for entry in entries]
-    cursor = wire.next_cursor(page, entries, lambda entry: (str(entry.sequence),))
+    items = [serialize.audit_json(entry) for entry in entries]
+    cursor = queries.next_cursor(page, entries, lambda entry: (str(entry.sequence),))
     return Reply(200, {"items": items, "cursor": cursor})

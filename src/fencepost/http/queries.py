@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fencepost import errors, limits
-from fencepost.body import Form, Member, Parser, Schema
-from fencepost.exchange import Request
+from fencepost.http.exchange import Request
+from fencepost.http.forms import Form, Member, Parser, Schema
 from fencepost.identifiers import IDENTIFIER_PATTERN, is_identifier, is_well_formed
 from fencepost.retention import Retention
 from fencepost.runs import RunStatus

@@ -7,7 +7,7 @@ the database's clock.
 
 from __future__ import annotations
 
-from fencepost import run_tables
+from fencepost.schema import run_tables
 
 _FENCE = """
 CREATE TABLE IF NOT EXISTS fencepost_fence (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 from fencepost.fence import FenceState
-from fencepost.representations import (
+from fencepost.http.representations import (
     Count,
     Identifier,
     Ms,
