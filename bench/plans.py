@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from fencepost import ownership, snapshot, starts, transition
-from fencepost.decision import Start
+from fencepost.decision import Attempt
 from fencepost.identifiers import Principal, Target
 from fencepost.journal import Head
 from fencepost.runs import Lineage, Owner, RunStatus
@@ -33,7 +33,6 @@ NAMES: dict[Parameter, str] = {
 }
 # What the product makes itself: in every request another one.
 MINTED = {
-    "run_id": re.compile(r"run_[0-9a-f]{32}"),
     "token": re.compile(r"[0-9a-f]{32}"),
     "event_hash": re.compile(r"(?!0{64})[0-9a-f]{64}"),
     "event_payload": re.compile(r"\{.*\}"),
@@ -70,11 +69,12 @@ def record(verb: Any, *arguments: Any, **named: Any) -> list[Statement]:
 def plans() -> dict[str, Plan]:
     """All that the peer executes, by what it does. A checkpoint has a state, an end a result."""
     principal, target = Principal("@principal_kind", "@principal_id"), Target("@k", "@i", "@t")
-    start = Start(
+    attempt = Attempt(
         key="@key",
         principal=principal,
         target=target,
         fingerprint="@fingerprint",
+        run_id="@run_id",
         input_json="@input_json",
         owner=OWNER,
         lease_ms=-2,
@@ -85,7 +85,9 @@ def plans() -> dict[str, Plan]:
     checkpoint = transition.Transition(OWNER, RunStatus.RUNNING, "@text", expected_head=HEAD)
     end = transition.Transition(OWNER, RunStatus.COMPLETED, None, "@text", expected_head=HEAD)
     return {
-        "start": _plan(record(starts.start, start), k="target_kind", i="target_id", t="thread_id"),
+        "start": _plan(
+            record(starts.start, attempt), k="target_kind", i="target_id", t="thread_id"
+        ),
         "read": _plan(record(snapshot.read, *where)),
         "heartbeat": _plan(record(ownership.heartbeat, *where, OWNER, lease_ms=-2)),
         "checkpoint": _plan(record(transition.transition, *where, checkpoint)),

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from soak import memory
+from soak import worker_memory
 from soak.soak import Options, Soak
 
 
@@ -57,17 +57,17 @@ async def _until_signalled(soak: Soak) -> None:
 
 
 def _summary(soak: Soak) -> None:
-    counts, grown = soak.caller.counts, memory.growth(soak.samples)
+    counts, grown = soak.caller.counts, worker_memory.growth(soak.samples)
     lines = {
         "kills": soak.kills,
         "answers": counts["answers"],
         "with faults": counts["faults"],
         "cut off by a kill": counts["cut off"],
         "slowest answer": f"{soak.caller.slowest_s:.1f} s",
-        "starts": soak.world.added,
+        "starts": soak.shared.added,
         "runs intact": soak.intact,
         "purged": counts["purged"],
-        "fence transitions": len(soak.caller.history.fence),
+        "fence transitions": len(soak.caller.knowledge.fence),
         "lost replies": _counted(soak.branches()),
         "answers by code": _counted(soak.caller.codes),
         "memory": "too few answers to say" if grown is None else _memory(grown),
@@ -81,7 +81,7 @@ def _counted(counter: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in ranked)
 
 
-def _memory(grown: memory.Growth) -> str:
+def _memory(grown: worker_memory.Growth) -> str:
     return (
         f"at least {grown.start_mb:.0f}, {grown.middle_mb:.0f}, {grown.end_mb:.0f} MB in the three "
         f"thirds of {grown.answers} answers"

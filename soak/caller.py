@@ -10,9 +10,9 @@ from random import Random
 
 import httpx
 
-from soak.history import History
-from soak.requests import FAULTY, Answer, Request
-from soak.witness import Witness
+from soak.answer_checker import AnswerChecker
+from soak.client_knowledge import ClientKnowledge
+from soak.requests_and_answers import FAULTY, Answer, Request
 
 FAULT_SHARE = 0.15
 FAULTS = ("pass", "lost", "drop")
@@ -29,20 +29,20 @@ class Stopped(Exception):
 
 
 class Caller:
-    """The way of all clients to the Worker; every answer passes the witness."""
+    """The way of all clients to the Worker; every answer is checked before it is handed on."""
 
-    def __init__(self, url: str, witness: Witness) -> None:
+    def __init__(self, url: str, checker: AnswerChecker) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=40)
         self._http = httpx.AsyncClient(base_url=url, timeout=ANSWER_WITHIN_S, limits=limits)
-        self.witness = witness
+        self.checker = checker
         self.stopped = False
         self.counts: Counter[str] = Counter()
         self.codes: Counter[str] = Counter()
         self.slowest_s = 0.0
 
     @property
-    def history(self) -> History:
-        return self.witness.history
+    def knowledge(self) -> ClientKnowledge:
+        return self.checker.knowledge
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -75,7 +75,7 @@ class Caller:
         self, request: Request, faults: str | None, unsure: bool
     ) -> tuple[Answer | None, bool]:
         """One try: the answer, if there is one, and whether it may have had an unknown effect."""
-        sent, began = self.history.tick(), time.monotonic()
+        sent, began = self.knowledge.tick(), time.monotonic()
         try:
             response = await self._send(request, faults)
             body = response.json() if "json" in response.headers["content-type"] else response.text
@@ -83,7 +83,7 @@ class Caller:
             self.counts["not connected"] += 1
             return None, False
         except httpx.TimeoutException:
-            self.witness.findings.add("every_request_is_answered", f"{request} was not")
+            self.checker.findings.add("every_request_is_answered", f"{request} was not")
             return None, True
         except httpx.TransportError:
             self.counts["cut off"] += 1
@@ -93,7 +93,7 @@ class Caller:
         self.counts["faults"] += faults is not None
         answer = Answer(response.status_code, body, sent, faults, unsure)
         self.codes[answer.code or str(answer.status)] += 1
-        self.witness.answered(request, answer)
+        self.checker.answered(request, answer)
         return answer, answer.code == "WRITE_OUTCOME_UNKNOWN"
 
     async def _send(self, request: Request, faults: str | None) -> httpx.Response:

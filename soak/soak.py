@@ -13,20 +13,29 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from soak import aging, checks, memory, operators, readers, rest, starters, thieves
+from soak import (
+    backdating,
+    checks,
+    database_consistency,
+    operator_clients,
+    reading_clients,
+    starting_clients,
+    takeover_and_cancel_clients,
+    worker_memory,
+)
+from soak.answer_checker import AnswerChecker, Findings
 from soak.caller import Caller, Stopped
-from soak.history import History
-from soak.memory import Sample
+from soak.client_knowledge import ClientKnowledge
+from soak.clients import TOKENS, Client, SharedStarts
 from soak.runner import Runner
-from soak.witness import Findings, Witness
-from soak.world import TOKENS, Actor, World
+from soak.worker_memory import Sample
 
 ISOLATES = 2
 SETTINGS = {
     "FENCEPOST_TOKENS": TOKENS,
     "FENCEPOST_ISOLATES": str(ISOLATES),
     "FENCEPOST_FAULTS": "1",
-    "MINIFLARE_WORKERD_V8_FLAGS": f"--max-heap-size={memory.HEAP_MAX_MB}",
+    "MINIFLARE_WORKERD_V8_FLAGS": f"--max-heap-size={worker_memory.HEAP_MAX_MB}",
 }
 # The share of the time in which the Worker is killed; afterwards its memory is measured.
 KILLING_SHARE = 0.5
@@ -35,25 +44,25 @@ REPORT_EVERY_S = 10.0
 # Longer than the longest wait that a client asks for.
 CLIENTS_END_WITHIN_S = 20.0
 
-SCENES: dict[Callable[[Actor], Awaitable[object]], int] = {
-    starters.start_new: 30,
-    starters.start_again: 12,
-    starters.misuse: 5,
-    starters.release: 4,
-    thieves.take_over: 25,
-    thieves.cancel: 4,
-    operators.resolve: 5,
-    operators.purge: 3,
-    readers.read: 30,
+SCENES: dict[Callable[[Client], Awaitable[object]], int] = {
+    starting_clients.start_new: 30,
+    starting_clients.start_again: 12,
+    starting_clients.misuse: 5,
+    starting_clients.release: 4,
+    takeover_and_cancel_clients.take_over: 25,
+    takeover_and_cancel_clients.cancel: 4,
+    operator_clients.resolve: 5,
+    operator_clients.purge: 3,
+    reading_clients.read: 30,
 }
 
 
-async def _mixed(actor: Actor) -> None:
+async def _mixed(client: Client) -> None:
     """For ever: one scene after another."""
     scenes, weights = zip(*SCENES.items(), strict=True)
     while True:
-        [scene] = actor.rng.choices(scenes, weights)
-        await scene(actor)
+        [scene] = client.rng.choices(scenes, weights)
+        await scene(client)
 
 
 class Options(NamedTuple):
@@ -71,8 +80,8 @@ class Soak:
         self.rng = Random(f"{options.seed}/soak")
         self.runner = Runner(folder, **SETTINGS)
         self.findings = Findings()
-        self.caller = Caller(self.runner.url, Witness(History(), self.findings))
-        self.world = World()
+        self.caller = Caller(self.runner.url, AnswerChecker(ClientKnowledge(), self.findings))
+        self.shared = SharedStarts()
         self.samples: list[Sample] = []
         self.kills = self.intact = 0
 
@@ -87,8 +96,8 @@ class Soak:
                 await self._kill_until(self.began + self.seconds * KILLING_SHARE)
                 await self._measure_until(self.began + self.seconds)
                 await self._stop(tasks)
-            last = Caller(self.runner.url, self.caller.witness)
-            self.intact = await checks.of_all_histories(last)
+            last = Caller(self.runner.url, self.caller.checker)
+            self.intact = await checks.check_all_histories(last)
             await last.close()
             self.runner.end(signal.SIGINT)
             self._check_database()
@@ -96,13 +105,15 @@ class Soak:
             self.runner.end(signal.SIGKILL)
             await self.caller.close()
 
-    def _actor(self, name: str) -> Actor:
-        return Actor(name, self.options.seed, self.caller, self.world)
+    def _client(self, name: str) -> Client:
+        return Client(name, self.options.seed, self.caller, self.shared)
 
     def _clients(self) -> list[Coroutine[None, None, None]]:
         names = [f"client {number}" for number in range(self.options.clients)]
-        guard = self._until_stopped(operators.guard_the_fence(self._actor("operator")))
-        return [*[self._until_stopped(_mixed(self._actor(name))) for name in names], guard]
+        guard = self._until_stopped(
+            operator_clients.move_the_fence_to_and_fro(self._client("operator"))
+        )
+        return [*[self._until_stopped(_mixed(self._client(name))) for name in names], guard]
 
     async def _until_stopped(self, client: Awaitable[None]) -> None:
         with contextlib.suppress(Stopped):
@@ -116,7 +127,7 @@ class Soak:
             self.findings.add("every_request_is_answered", f"{len(late)} clients wait for ever")
         for task in tasks:
             task.cancel()
-        self.caller.witness.history.closed = None
+        self.caller.checker.knowledge.closed = None
 
     # --- Lives and deaths ----------------------------------------------------------------
 
@@ -134,7 +145,7 @@ class Soak:
             self.kills += 1
             await asyncio.sleep(0.2)  # the clients take in what had been answered
             self._check_database()
-            self._age()
+            self._backdate()
             self.runner.start()
 
     async def _first_answer(self) -> None:
@@ -161,27 +172,27 @@ class Soak:
         if file is None:
             self.findings.add("the_file_is_sound", "there is no database")
         else:
-            checks.of_the_database(file, self.caller.history, self.findings)
+            checks.check_database(file, self.caller.knowledge, self.findings)
 
-    def _age(self) -> None:
+    def _backdate(self) -> None:
         file = self.runner.database()
         assert file is not None
-        with contextlib.closing(rest.opened(file)) as db:
-            self.world.purgeable |= aging.age(db, self.caller.history, self.rng)
+        with contextlib.closing(database_consistency.opened(file)) as db:
+            self.shared.purgeable |= backdating.backdate(db, self.caller.knowledge, self.rng)
 
     # --- Looking -------------------------------------------------------------------------
 
     async def _measure_until(self, end: float) -> None:
         while (now := time.monotonic()) < end:
             pid = self.runner.workerd()
-            rss_mb = None if pid is None else memory.rss_mb(pid)
+            rss_mb = None if pid is None else worker_memory.rss_mb(pid)
             self._require_alive(rss_mb is not None)
             self.samples.append(
                 Sample(now - self.began, rss_mb or 0, self.caller.counts["answers"])
             )
-            await asyncio.sleep(memory.SAMPLE_EVERY_S)
-        grown = memory.growth(self.samples)
-        self.findings.add("memory_is_flat", memory.memory_is_flat(grown))
+            await asyncio.sleep(worker_memory.SAMPLE_EVERY_S)
+        grown = worker_memory.growth(self.samples)
+        self.findings.add("memory_is_flat", worker_memory.memory_is_flat(grown))
 
     async def _progress(self) -> None:
         while True:
@@ -190,7 +201,7 @@ class Soak:
             print(
                 f"{time.monotonic() - self.began:4.0f} s  {counts['answers']} answers, "
                 f"{counts['faults']} with faults, {counts['cut off']} cut off, "
-                f"{self.kills} kills, {self.world.added} starts, {counts['purged']} purged, "
+                f"{self.kills} kills, {self.shared.added} starts, {counts['purged']} purged, "
                 f"{self.findings.counts.total()} violations" + (f", {rss:.0f} MB" if rss else ""),
                 flush=True,
             )

@@ -12,8 +12,8 @@ from fencepost.storage import event_loop
 
 event_loop.begin_tasks_promptly(PyodideTask)
 
-# Its `env` is the environment without the SDK's wrappers, which look at each binding's class
-# each time; in every event it is the environment of that event until the first await.
+# `_runtime.env` is the environment without the SDK's wrappers, which check the class of a binding
+# at every access. Until the first await it is the environment of the current event.
 _runtime = import_from_javascript("cloudflare:workers")
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import jsonschema_rs
 
-from fencepost.http import routes
+from fencepost.http import openapi
 
-DOCUMENT: dict[str, Any] = json.loads(routes.openapi_text())
+DOCUMENT: dict[str, Any] = json.loads(openapi.text())
 _URI = "https://fencepost.invalid/openapi.json"
 _REGISTRY = jsonschema_rs.Registry([(_URI, DOCUMENT)])
 _HEADERS: dict[str, Any] = DOCUMENT["components"]["headers"]

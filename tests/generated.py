@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fencepost import fence, problems
 from fencepost.fence import FenceState
-from fencepost.http import routes
+from fencepost.http import openapi
 from fencepost.schema import migrations, tables
 
 ROOT = Path(__file__).parent.parent
@@ -17,7 +17,7 @@ FILES = {
     "schema/seed-open.sql": fence.as_seed_file(FenceState.OPEN),
     "schema/seed-migration-locked.sql": fence.as_seed_file(FenceState.MIGRATION_LOCKED),
     "docs/errors.md": problems.as_markdown(),
-    "docs/openapi.json": routes.openapi_text(),
+    "docs/openapi.json": openapi.text(),
 }
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
 from schemathesis.specs.openapi import definitions
 
-from fencepost.http import queries, routes
+from fencepost.http import openapi, queries, routes
 
 # Random requests to each operation, besides those at the edges.
 EXAMPLES = 4
@@ -65,7 +65,7 @@ def document() -> Any:
     make strings of.
     """
     real, simple = json.dumps(queries.TEXT.pattern)[1:-1], "[a-z0-9:]{0,9}"
-    text = routes.openapi_text()
+    text = openapi.text()
     assert real in text
     return json.loads(text.replace(real, simple))
 
@@ -129,7 +129,7 @@ def failed(recorder: Any) -> Iterator[str]:
 
 def validate() -> None:
     """The document is OpenAPI 3.1, and its schemas are JSON Schema. Raises what is wrong."""
-    whole_document = json.loads(routes.openapi_text())
+    whole_document = json.loads(openapi.text())
     definitions.OPENAPI_31_VALIDATOR.validate(whole_document)
     for schema in whole_document["components"]["schemas"].values():
         jsonschema_rs.meta.validate(schema)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fencepost.http import routes
-from fencepost.http.route import Route
+from fencepost.http.exchange import Route
 from helpers import Client, Json, Sql, a_start, an_owner, new_key
 from refusals import (
     AGENT,

@@ -23,7 +23,7 @@ def test_the_peer_answers_as_the_worker_does_with_the_same_trips_and_rows() -> N
 def test_a_plan_is_made_of_the_products_sql_and_knows_each_value_that_varies(verb: str) -> None:
     plan = plans.plans()[verb]
     assert plan == plans.plans()[verb]  # what is minted anew each time has a name
-    assert {statement["sql"] for statement in plan} <= set(STATEMENTS.values())
+    assert {each["sql"] for each in plan} <= {known.sql for known in STATEMENTS.values()}
 
 
 def test_every_stage_that_is_clocked_is_there() -> None:

@@ -1,4 +1,4 @@
-"""The budgets of design 13 that are counts: round trips, rows written, rows read, plans."""
+"""The budgets that are counts: round trips, rows written, rows read, plans."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 
 from conftest import ROOT
 from fencepost import inventory, limits
+from fencepost.storage.sql import Statement, _compiled
 from helpers import Client, Json, Sql, a_start, an_owner, new_key, round_trips, rows
 
-MODULES = sorted(path.stem for path in (ROOT / "src/fencepost").glob("*.py"))
+PACKAGE = ROOT / "src/fencepost"
 
 
 def test_a_new_start_is_one_round_trip_and_at_most_8_rows_written(client: Client) -> None:
@@ -228,31 +229,35 @@ SMALL |= {"clock", "stamp", "step", "fact", "claim", "grantable", "due", "taken"
 VERBS = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b")
 
 
-def sql_constants() -> Iterator[tuple[str, str]]:
-    for stem in MODULES:
-        module = importlib.import_module(f"fencepost.{stem}" if stem != "__init__" else "fencepost")
-        if stem in ("schema", "run_tables"):
+def sql_constants() -> Iterator[tuple[str, Statement]]:
+    """(name, statement) of every SQL text that is a constant of a module."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[-1] == "__init__":
             continue
+        module = importlib.import_module(".".join(("fencepost", *parts)))
         for name, value in vars(module).items():
-            if isinstance(value, str) and re.match(
-                r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value
-            ):
-                yield f"{stem}.{name}", value
+            if isinstance(value, str) and VERBS.match(value):
+                yield f"{'.'.join(parts)}.{name}", of_ones(value)
+
+
+def of_ones(text: str) -> Statement:
+    """The statement with 1 for each of its parameters."""
+    return Statement(text, **dict.fromkeys(_compiled(text).names, 1))
 
 
 STATEMENTS = dict(sql_constants())
 
 
 def test_the_guard_sees_the_statements() -> None:
-    assert len(STATEMENTS) > 20
+    assert len(STATEMENTS) >= 60
     assert "starts._CREATE_RUN" in STATEMENTS
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_every_statement_finds_its_rows_by_an_index(sql: Sql, name: str) -> None:
-    text = STATEMENTS[name]
-    count = max((int(number) for number in re.findall(r"\?(\d+)", text)), default=0)
-    plan = sql(f"EXPLAIN QUERY PLAN {text}", *([1] * count))
+    text, ones = STATEMENTS[name].sql, STATEMENTS[name].params
+    plan = sql(f"EXPLAIN QUERY PLAN {text}", *ones)
     scans = [row["detail"] for row in plan if row["detail"].startswith("SCAN")]
     for scan in scans:
         table = scan.split()[1]

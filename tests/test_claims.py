@@ -1,4 +1,4 @@
-"""Claims (contracts 3): claim, activate, steal, abandon, recover; a sentence a rule.
+"""Claims: claim, activate, steal, abandon, recover; a sentence a rule.
 
 Most tests drive the module with a clock of their own (`now_ms`), over the real D1.
 """
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fencepost import claims, ownership, starts, transition
-from fencepost.decision import Start, fingerprint
+from fencepost.decision import Attempt, fingerprint
 from fencepost.errors import NotFound
-from fencepost.identifiers import Principal, Target
+from fencepost.identifiers import Principal, Target, mint_run_id
 from fencepost.ownership import Evidence
 from fencepost.runs import Outcome, Owner, Run, RunStatus
 from helpers import BridgeDatabase, Client, Json, an_owner, new_key
@@ -52,8 +52,9 @@ class Bench:
 async def bench(db: BridgeDatabase) -> Bench:
     """A run that HOST started at T0."""
     target = Target("workflow", "w")
-    start = Start(new_key(), ALICE, target, fingerprint(target, None, None), "null", HOST, LEASE_MS)
-    _, seen = await starts.start(db, start, now_ms=T0)
+    meaning = (new_key(), ALICE, target, fingerprint(target, None, None))
+    attempt = Attempt(*meaning, mint_run_id(), "null", HOST, LEASE_MS)
+    _, seen = await starts.start(db, attempt, now_ms=T0)
     assert seen.run is not None
     return Bench(db, seen.run)
 
@@ -233,7 +234,7 @@ async def test_a_dead_claimants_claim_is_recovered_and_names_it(suspended: Bench
     assert await suspended.verb(claims.activate, ELSEWHERE) is Outcome.CLAIM_LOST
 
 
-async def test_recovering_loses_in_the_contracts_order(suspended: Bench) -> None:
+async def test_recovering_loses_in_the_order_of_its_losses(suspended: Bench) -> None:
     recover = claims.recover
     assert await suspended.verb(recover, HOST, None) is Outcome.LIVENESS_UNCONFIRMED
     assert await suspended.verb(recover, HOST, about(ELSEWHERE)) is Outcome.CLAIM_CHANGED

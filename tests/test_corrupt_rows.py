@@ -108,7 +108,7 @@ RESERVATION_DAMAGE = {
     "run_id is path-safe": "run_id = '../x'",
     "state is reserved, started or terminal": "state = 'lost'",
     "attempt is at least 1": "attempt = 0",
-    "only a claimed reservation is started": "claim_nonce = NULL",
+    "a started reservation has a claim nonce": "claim_nonce = NULL",
     "times are whole milliseconds": "updated_at_ms = 'soon'",
     "joined is 0 or 1": "joined = 2",
 }

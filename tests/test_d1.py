@@ -16,7 +16,7 @@ SAFE = limits.INTEGER_MAX
 
 # --- Refused before anything is sent -------------------------------------------------------
 
-ECHO = "SELECT ?1 AS value"
+ECHO = "SELECT :value AS value"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ async def test_a_value_that_d1_would_refuse_or_change_is_never_sent(
     db: BridgeDatabase, value: Any, why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
-        await db.batch([Statement("SELECT 1"), Statement(ECHO, (value,))])
+        await db.batch([Statement("SELECT 1"), Statement(ECHO, value=value)])
     assert (db.statements, db.round_trips) == ([], 0)
 
 
@@ -55,15 +55,16 @@ async def test_a_value_that_d1_would_refuse_or_change_is_never_sent(
     ids=lambda value: ascii(value)[:20],
 )
 async def test_any_other_value_comes_back_as_it_went(db: BridgeDatabase, value: Any) -> None:
-    [result] = await db.batch([Statement(ECHO, (value,))])
+    [result] = await db.batch([Statement(ECHO, value=value)])
     assert result.rows == [{"value": value}]
 
 
 async def test_100_parameters_are_sent_and_101_are_not(db: BridgeDatabase) -> None:
     def total(count: int) -> Statement:
-        values = ", ".join(f"(?{number})" for number in range(1, count + 1))
-        sql = f"WITH item (n) AS (VALUES {values}) SELECT SUM(n) AS total FROM item"
-        return Statement(sql, tuple(range(1, count + 1)))
+        values = {f"n{number}": number for number in range(1, count + 1)}
+        places = ", ".join(f"(:{name})" for name in values)
+        sql = f"WITH item (n) AS (VALUES {places}) SELECT SUM(n) AS total FROM item"
+        return Statement(sql, **values)
 
     [result] = await db.batch([total(100)])
     assert result.rows == [{"total": 5050}]
@@ -119,8 +120,8 @@ def table(sql: Sql) -> Any:
 
 async def test_null_is_none_both_ways(db: BridgeDatabase, table: str) -> None:
     # cloudflare/workers-sdk #2745: None is not undefined, and not the text "null".
-    insert = Statement(f"INSERT INTO {table} (n, t) VALUES (?1, ?2) RETURNING *", (None, None))
-    select = Statement(f"SELECT COUNT(*) AS n FROM {table} WHERE n IS ?1 AND t IS NULL", (None,))
+    insert = Statement(f"INSERT INTO {table} (n, t) VALUES (:n, :t) RETURNING *", n=None, t=None)
+    select = Statement(f"SELECT COUNT(*) AS n FROM {table} WHERE n IS :n AND t IS NULL", n=None)
     inserted, found = await db.batch([insert, select])
     assert inserted.rows == [{"id": 1, "n": None, "r": None, "t": None}]
     assert found.rows == [{"n": 1}]
@@ -130,8 +131,8 @@ async def test_integers_of_a_strict_table_come_back_as_integers(
     db: BridgeDatabase, table: str
 ) -> None:
     # Bound numbers arrive as REAL: an expression shows it, an INTEGER column takes it back.
-    insert = Statement(f"INSERT INTO {table} (n, t) VALUES (?1, ?1) RETURNING n, t", (SAFE,))
-    types = Statement(f"SELECT typeof(n) AS column_type, typeof(?1) AS bound FROM {table}", (1,))
+    insert = Statement(f"INSERT INTO {table} (n, t) VALUES (:n, :n) RETURNING n, t", n=SAFE)
+    types = Statement(f"SELECT typeof(n) AS column_type, typeof(:n) AS bound FROM {table}", n=1)
     inserted, found = await db.batch([insert, types])
     assert type(inserted.rows[0]["n"]) is int
     assert inserted.rows[0]["n"] == SAFE
@@ -169,18 +170,18 @@ async def test_a_batch_whose_last_statement_fails_leaves_no_row(
 
 
 @pytest.mark.parametrize(
-    ("text", "params"),
+    ("text", "values"),
     [
-        ("INSERT INTO {table} (id, n) VALUES (1, 'text')", ()),
-        ("INSERT INTO {table} (n) VALUES (?1)", (0.5,)),
-        ("INSERT INTO {table} (id) VALUES (1), (1)", ()),
+        ("INSERT INTO {table} (id, n) VALUES (1, 'text')", {}),
+        ("INSERT INTO {table} (n) VALUES (:n)", {"n": 0.5}),
+        ("INSERT INTO {table} (id) VALUES (1), (1)", {}),
     ],
 )
 async def test_a_strict_column_takes_no_other_type(
-    db: BridgeDatabase, table: str, text: str, params: tuple[Any, ...]
+    db: BridgeDatabase, table: str, text: str, values: dict[str, float]
 ) -> None:
     with pytest.raises(errors.ConstraintFailed):
-        await db.batch([Statement(text.format(table=table), params)])
+        await db.batch([Statement(text.format(table=table), **values)])
 
 
 async def test_a_missing_table_is_named(db: BridgeDatabase) -> None:

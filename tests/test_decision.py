@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from fencepost.decision import Decision, Seen, Start, decide
+from fencepost.decision import Attempt, Decision, Seen, decide
 from fencepost.fence import Fence, FenceState
 from fencepost.identifiers import Principal, Target
 from fencepost.journal import Head
-from fencepost.reservation import Intent, Reservation, ReservationState
+from fencepost.reservation import Reservation, ReservationState
 from fencepost.runs import Owner, Run, RunStatus
 
 ALICE, BOB = Principal("service", "alice"), Principal("service", "bob")
@@ -130,12 +130,11 @@ CASES = tuple(cases())
 
 
 def decided(case: Case, other: Owner = OTHERS[0]) -> Decision:
-    start = Start(KEY, ALICE, CHARGE, "f" * 64, "null", MINE)
-    intent = Intent(KEY, ALICE, CHARGE, "f" * 64, "run-never-used")
+    attempt = Attempt(KEY, ALICE, CHARGE, "f" * 64, "run-never-used", "null", MINE)
     state, proof_key, proof_run = FENCES[case.fence]
     fence = Fence(state, 1, proof_key, proof_run, NOW)
     seen = Seen(fence, a_reservation(case), a_run(case, other), created=False)
-    return decide(start, intent, seen)
+    return decide(attempt, seen)
 
 
 def a_reservation(case: Case) -> Reservation | None:
@@ -143,7 +142,7 @@ def a_reservation(case: Case) -> Reservation | None:
         return None
     return Reservation(
         key=KEY,
-        owner=BOB if "owner" in case.mismatch else ALICE,
+        principal=BOB if "owner" in case.mismatch else ALICE,
         target=REFUND if "target" in case.mismatch else CHARGE,
         fingerprint=("e" if "input" in case.mismatch else "f") * 64,
         run_id=RUN_ID,
@@ -229,9 +228,8 @@ def test_a_closed_fence_hides_no_result_and_no_mismatch() -> None:
 def test_whoever_created_the_run_in_this_very_request_starts_it() -> None:
     for fence in ADMITS_THIS_START:
         case = Case("started", "", "running", "mine", "fresh", fence)
-        start = Start(KEY, ALICE, CHARGE, "f" * 64, "null", MINE)
-        intent = Intent(KEY, ALICE, CHARGE, "f" * 64, RUN_ID)
+        attempt = Attempt(KEY, ALICE, CHARGE, "f" * 64, RUN_ID, "null", MINE)
         state, proof_key, proof_run = FENCES[fence]
         gate = Fence(state, 1, proof_key, proof_run, NOW)
         seen = Seen(gate, a_reservation(case), a_run(case, OTHERS[0]), created=True)
-        assert decide(start, intent, seen) is Decision.STARTED
+        assert decide(attempt, seen) is Decision.STARTED

@@ -1,4 +1,4 @@
-"""A run's history: adding to it, listing it, and finding any tampering with it (contracts 4)."""
+"""A run's history: adding to it, listing it, and finding any tampering with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fence: what each state admits, and that doubt closes it (contracts 1.4)."""
+"""The fence: what each state admits, and that doubt closes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a deployment still owes, for a drain (contracts 1.5)."""
+"""What a deployment still owes, for a drain."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from fencepost.schema import ddl, guard, migrations
 from fencepost.schema.migrations import DDL
 from fencepost.storage.d1 import Result
 from helpers import BridgeDatabase, Client, D1Failure, Json, Sql, new_key
-from stored_shapes import DUMPS, EARLIER, stored_tables
+from stored_shapes import DUMPS, EARLIER, drop_all, stored_tables
 
 
 def rows_of(sql: Sql, columns: dict[str, str]) -> dict[str, list[Json]]:
@@ -225,12 +225,46 @@ async def test_a_migration_chosen_for_what_is_no_longer_there_does_nothing(
     assert database.dump() == before
 
 
+def stored_schema(sql: Sql) -> dict[str, ddl.Tokens]:
+    """Every table and every index by name, word by word."""
+    found = sql(
+        "SELECT name, sql FROM sqlite_master WHERE name LIKE 'fencepost%' AND sql IS NOT NULL"
+    )
+    return {row["name"]: ddl.tokens(row["sql"]) for row in found}
+
+
+def statements_of(file: str) -> list[tuple[str, tuple[()]]]:
+    text = (ROOT / "schema" / file).read_text()
+    return [(part, ()) for part in text.split(";\n") if part.strip()]
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_a_dump_and_its_migration_file_give_exactly_the_present_schema(
+    database: Sql, load: Callable[[str], None], name: str
+) -> None:
+    load(name)
+    database.batch(statements_of(f"migrate-{name}.sql"))
+    migrated = stored_schema(database)
+    drop_all(database)
+    database.batch(statements_of("schema.sql"))
+    assert migrated == stored_schema(database)
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_a_migration_file_creates_nothing_that_its_shape_already_has(
+    database: Sql, load: Callable[[str], None], name: str
+) -> None:
+    load(name)
+    statements = statements_of(f"migrate-{name}.sql")
+    # A statement that creates what is there fails without these words.
+    database.batch([(sql.replace("IF NOT EXISTS ", ""), ()) for sql, _ in statements])
+
+
 @pytest.mark.parametrize("name", EARLIER)
 def test_the_file_for_wrangler_migrates_its_shape_and_refuses_others(
     client: Client, database: Sql, load: Callable[[str], None], name: str
 ) -> None:
-    file = (ROOT / f"schema/migrate-{name}.sql").read_text()
-    parts = [(part, ()) for part in file.split(";\n") if part.strip()]
+    parts = statements_of(f"migrate-{name}.sql")
     load(name)
     columns = columns_of(database)
     then = rows_of(database, columns)

@@ -14,14 +14,14 @@ import httpx
 import pytest
 
 from fencepost.http import docs_page, openapi, routes
-from fencepost.http.extensions import EXTENSIONS
+from fencepost.http.exchange import Route
 from fencepost.http.forms import Form
-from fencepost.http.route import Route
+from fencepost.http.representations import PROBLEM_MEMBERS
 from fencepost.problems import PROBLEMS
 from helpers import Client, round_trips
 
-DOCUMENT = json.loads(routes.openapi_text())
-HTML = routes.docs_html()
+DOCUMENT = json.loads(openapi.text())
+HTML = docs_page.text()
 
 
 def name_of(route: Route[Any]) -> str:
@@ -54,7 +54,7 @@ def test_every_problem_code_is_documented_by_a_route(code: str) -> None:
 @pytest.mark.parametrize("route", routes.ROUTES, ids=name_of)
 def test_a_row_of_the_table_names_only_codes_that_there_are(route: Route[Any]) -> None:
     assert set(route.problems) <= set(PROBLEMS)
-    assert set(EXTENSIONS) <= set(PROBLEMS)
+    assert set(PROBLEM_MEMBERS) <= set(PROBLEMS)
 
 
 @pytest.mark.parametrize("route", routes.ROUTES, ids=name_of)
@@ -88,7 +88,7 @@ def test_the_worker_serves_the_document_to_anyone_without_the_database(client: C
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
     assert round_trips(answer) == 0
     # Made in another interpreter (3.14) than the one of this test.
-    assert answer.text == routes.openapi_text()
+    assert answer.text == openapi.text()
 
 
 def test_the_worker_serves_the_page_to_anyone_without_the_database(client: Client) -> None:
@@ -187,7 +187,7 @@ def test_both_are_made_once(client: Client) -> None:
     headers = {"X-Local-Isolate": "0"}
     first, again = (client.http.get("/docs", headers=headers) for _ in range(2))
     assert first.text == again.text
-    assert routes.docs_html() is HTML
+    assert docs_page.text() is HTML
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/docs"])

@@ -1,4 +1,4 @@
-"""Operations (contracts 4): leased, replayable steps of a run; a sentence a rule.
+"""Operations: leased, replayable steps of a run; a sentence a rule.
 
 They drive the module with a clock of its own (`now_ms`), over the real D1. Its routes are in
 test_operation_routes.py, its races in test_operation_races.py.
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fencepost import journal, leases, operations, ownership, starts, transition
-from fencepost.decision import Start, fingerprint
+from fencepost.decision import Attempt, fingerprint
 from fencepost.errors import Fenced, MissingTable, NotFound
-from fencepost.identifiers import Principal, Target
-from fencepost.operations import Operation, OperationState, Outcome, Step
+from fencepost.identifiers import Principal, Target, mint_run_id
+from fencepost.operations import Operation, OperationState, Step, StepOutcome
 from fencepost.ownership import Evidence
 from fencepost.runs import Owner, RunStatus
 from helpers import BridgeDatabase, Client, Json, Sql, new_key
@@ -41,17 +41,17 @@ class Bench:
         assert self.found is not None
         return self.found
 
-    async def verb(self, verb: Any, *values: Any, **options: Any) -> Outcome:
+    async def verb(self, verb: Any, *values: Any, **options: Any) -> StepOutcome:
         step = self.step._replace(**options.pop("as_", {}))
         outcome, self.found = await verb(self.db, step, *values, now_ms=self.now_ms, **options)
-        result: Outcome = outcome
+        result: StepOutcome = outcome
         return result
 
     async def acquire(self, payload: str = NOTHING, ttl_ms: int = TTL_MS, **options: Any) -> Any:
         return await self.verb(leases.acquire, payload, ttl_ms, **options)
 
     async def leased(self) -> str:
-        assert await self.acquire() is Outcome.ACQUIRED
+        assert await self.acquire() is StepOutcome.ACQUIRED
         return self.operation.lease_token
 
     async def read(self) -> Operation:
@@ -62,8 +62,9 @@ class Bench:
 @pytest.fixture
 async def bench(db: BridgeDatabase) -> Bench:
     target = Target("workflow", "w")
-    start = Start(new_key(), ALICE, target, fingerprint(target, None, None), "null", HOST, 30_000)
-    _, seen = await starts.start(db, start, now_ms=T0)
+    meaning = (new_key(), ALICE, target, fingerprint(target, None, None))
+    attempt = Attempt(*meaning, mint_run_id(), "null", HOST, 30_000)
+    _, seen = await starts.start(db, attempt, now_ms=T0)
     assert seen.run is not None
     return Bench(db, seen.run.run_id)
 
@@ -72,7 +73,7 @@ async def bench(db: BridgeDatabase) -> Bench:
 
 
 async def test_a_new_operation_is_leased_from_now_on(bench: Bench) -> None:
-    assert await bench.acquire(SOMETHING) is Outcome.ACQUIRED
+    assert await bench.acquire(SOMETHING) is StepOutcome.ACQUIRED
     found = bench.operation
     assert (found.id, found.kind, found.state) == ("step", "lease", OperationState.RUNNING)
     assert (found.payload_fingerprint, found.outcome_json) == (SOMETHING, None)
@@ -82,7 +83,7 @@ async def test_a_new_operation_is_leased_from_now_on(bench: Bench) -> None:
 async def test_a_live_lease_is_shared_as_it_is(bench: Bench, sql: Sql) -> None:
     token, before = await bench.leased(), sql.dump()
     bench.now_ms += TTL_MS
-    assert await bench.acquire(ttl_ms=9000) is Outcome.SHARED
+    assert await bench.acquire(ttl_ms=9000) is StepOutcome.SHARED
     assert (bench.operation.lease_token, bench.operation.lease_expires_at_ms) == (
         token,
         T0 + TTL_MS,
@@ -92,12 +93,12 @@ async def test_a_live_lease_is_shared_as_it_is(bench: Bench, sql: Sql) -> None:
 
 async def test_a_live_lease_is_preempted_and_its_token_is_stale(bench: Bench) -> None:
     token = await bench.leased()
-    assert await bench.acquire(preempt=True) is Outcome.ACQUIRED
+    assert await bench.acquire(preempt=True) is StepOutcome.ACQUIRED
     replacement = bench.operation.lease_token
     assert replacement != token
-    assert await bench.verb(leases.assert_held, token) is Outcome.LEASE_FENCED
-    assert await bench.verb(leases.commit, token, "1") is Outcome.LEASE_FENCED
-    assert await bench.verb(leases.commit, replacement, "2") is Outcome.COMMITTED
+    assert await bench.verb(leases.assert_held, token) is StepOutcome.LEASE_FENCED
+    assert await bench.verb(leases.commit, token, "1") is StepOutcome.LEASE_FENCED
+    assert await bench.verb(leases.commit, replacement, "2") is StepOutcome.COMMITTED
 
 
 async def test_whoever_wants_it_alone_is_refused_while_a_lease_holds(
@@ -105,19 +106,19 @@ async def test_whoever_wants_it_alone_is_refused_while_a_lease_holds(
 ) -> None:
     token, before = await bench.leased(), sql.dump()
     bench.now_ms += TTL_MS
-    assert await bench.acquire(exclusive=True) is Outcome.OPERATION_ALREADY_RUNNING
+    assert await bench.acquire(exclusive=True) is StepOutcome.OPERATION_ALREADY_RUNNING
     assert sql.dump() == before
     bench.now_ms += 1
-    assert await bench.acquire(exclusive=True) is Outcome.ACQUIRED
+    assert await bench.acquire(exclusive=True) is StepOutcome.ACQUIRED
     assert bench.operation.lease_token != token
 
 
 @pytest.mark.parametrize("options", [{}, {"preempt": True}, {"exclusive": True}], ids=str)
 async def test_an_interrupted_operation_is_leased_anew(bench: Bench, options: Json) -> None:
     token = await bench.leased()
-    assert await bench.verb(leases.interrupt, token) is Outcome.INTERRUPTED
+    assert await bench.verb(leases.interrupt, token) is StepOutcome.INTERRUPTED
     assert bench.operation.state is OperationState.INTERRUPTED
-    assert await bench.acquire(**options) is Outcome.ACQUIRED
+    assert await bench.acquire(**options) is StepOutcome.ACQUIRED
     assert bench.operation.lease_token != token
 
 
@@ -133,7 +134,7 @@ async def test_another_payload_conflicts_in_every_state(
         await bench.verb(leases.commit, token, "1")
     elif state == "lapsed":
         bench.now_ms += TTL_MS + 1
-    assert await bench.acquire(SOMETHING, **options) is Outcome.OPERATION_CONFLICT
+    assert await bench.acquire(SOMETHING, **options) is StepOutcome.OPERATION_CONFLICT
     assert bench.operation.payload_fingerprint == NOTHING
 
 
@@ -144,7 +145,7 @@ async def test_a_committed_outcome_is_replayed_and_never_erased(
     await bench.verb(leases.commit, await bench.leased(), '{"a":1}')
     before = sql.dump()
     bench.now_ms += 86_400_000
-    assert await bench.acquire(**options) is Outcome.REPLAYED
+    assert await bench.acquire(**options) is StepOutcome.REPLAYED
     assert bench.operation.outcome_json == '{"a":1}'
     assert sql.dump() == before
 
@@ -155,17 +156,17 @@ async def test_a_committed_outcome_is_replayed_and_never_erased(
 async def test_renewing_lengthens_and_never_shortens(bench: Bench) -> None:
     token = await bench.leased()
     bench.now_ms += 10
-    assert await bench.verb(leases.renew, token, TTL_MS) is Outcome.RENEWED
+    assert await bench.verb(leases.renew, token, TTL_MS) is StepOutcome.RENEWED
     assert bench.operation.lease_expires_at_ms == T0 + TTL_MS + 10
-    assert await bench.verb(leases.renew, token, 1) is Outcome.RENEWED
+    assert await bench.verb(leases.renew, token, 1) is StepOutcome.RENEWED
     assert bench.operation.lease_expires_at_ms == T0 + TTL_MS + 10
 
 
 WITH_TOKEN = {
-    "renew": (leases.renew, (9000,), Outcome.RENEWED),
-    "assert": (leases.assert_held, (), Outcome.ASSERTED),
-    "commit": (leases.commit, ("1",), Outcome.COMMITTED),
-    "interrupt": (leases.interrupt, (), Outcome.INTERRUPTED),
+    "renew": (leases.renew, (9000,), StepOutcome.RENEWED),
+    "assert": (leases.assert_held, (), StepOutcome.ASSERTED),
+    "commit": (leases.commit, ("1",), StepOutcome.COMMITTED),
+    "interrupt": (leases.interrupt, (), StepOutcome.INTERRUPTED),
 }
 
 
@@ -184,7 +185,7 @@ async def test_a_lease_that_lapsed_is_fenced_and_every_write_marks_it(
     verb, more, _ = WITH_TOKEN[name]
     token = await bench.leased()
     bench.now_ms += TTL_MS + 1
-    assert await bench.verb(verb, token, *more) is Outcome.LEASE_FENCED
+    assert await bench.verb(verb, token, *more) is StepOutcome.LEASE_FENCED
     marked = name != "assert"
     assert ((await bench.read()).state is OperationState.INTERRUPTED) is marked
     assert (await bench.read()).outcome_json is None
@@ -198,7 +199,7 @@ async def test_a_wrong_token_is_fenced_and_writes_nothing(
     token = await bench.leased()
     before = sql.dump()
     for wrong in ("0" * 32, token.upper() + "x", token + " "):
-        assert await bench.verb(verb, wrong, *more) is Outcome.LEASE_FENCED
+        assert await bench.verb(verb, wrong, *more) is StepOutcome.LEASE_FENCED
     assert sql.dump() == before
 
 
@@ -212,7 +213,7 @@ async def test_after_the_end_of_a_lease_its_token_is_fenced(
     ending, values, _ = WITH_TOKEN[end]
     await bench.verb(ending, token, *(["2"] if values else []))
     before = sql.dump()
-    assert await bench.verb(verb, token, *more) is Outcome.LEASE_FENCED
+    assert await bench.verb(verb, token, *more) is StepOutcome.LEASE_FENCED
     assert sql.dump() == before
 
 
@@ -220,18 +221,18 @@ async def test_a_retry_of_ones_own_commit_converges_and_another_outcome_does_not
     bench: Bench, sql: Sql
 ) -> None:
     token = await bench.leased()
-    assert await bench.verb(leases.commit, token, "1") is Outcome.COMMITTED
+    assert await bench.verb(leases.commit, token, "1") is StepOutcome.COMMITTED
     before = sql.dump()
     bench.now_ms += TTL_MS + 1
-    assert await bench.verb(leases.commit, token, "1") is Outcome.COMMITTED
-    assert await bench.verb(leases.commit, token, "2") is Outcome.LEASE_FENCED
-    assert await bench.verb(leases.commit, "other", "1") is Outcome.LEASE_FENCED
+    assert await bench.verb(leases.commit, token, "1") is StepOutcome.COMMITTED
+    assert await bench.verb(leases.commit, token, "2") is StepOutcome.LEASE_FENCED
+    assert await bench.verb(leases.commit, "other", "1") is StepOutcome.LEASE_FENCED
     assert sql.dump() == before
 
 
 async def test_asserting_writes_nothing(bench: Bench, sql: Sql) -> None:
     token, before = await bench.leased(), sql.dump()
-    assert await bench.verb(leases.assert_held, token) is Outcome.ASSERTED
+    assert await bench.verb(leases.assert_held, token) is StepOutcome.ASSERTED
     assert sql.dump() == before
 
 
@@ -245,8 +246,8 @@ async def test_a_lease_51_ms_past_its_50_ms_ttl_is_seen_as_lapsed_and_its_token_
     assert (await bench.read()).lapsed
     assert sql.dump() == before
     replacement = await bench.leased()
-    assert await bench.verb(leases.commit, token, '"stale"') is Outcome.LEASE_FENCED
-    assert await bench.verb(leases.commit, replacement, '"mine"') is Outcome.COMMITTED
+    assert await bench.verb(leases.commit, token, '"stale"') is StepOutcome.LEASE_FENCED
+    assert await bench.verb(leases.commit, replacement, '"mine"') is StepOutcome.COMMITTED
     assert (await bench.read()).outcome_json == '"mine"'
 
 
@@ -306,10 +307,10 @@ async def test_only_the_whole_owner_of_the_run_drives_it(bench: Bench, sql: Sql,
     before, as_ = sql.dump(), {"owner": NOT_THE_OWNER[who]}
     wishes: list[Json] = [{}, {"preempt": True}, {"exclusive": True}]
     for options in wishes:
-        assert await bench.acquire(as_=as_, **options) is Outcome.FENCE_LOST
-    assert await bench.acquire(as_={**as_, "id": "new"}) is Outcome.FENCE_LOST
+        assert await bench.acquire(as_=as_, **options) is StepOutcome.FENCE_LOST
+    assert await bench.acquire(as_={**as_, "id": "new"}) is StepOutcome.FENCE_LOST
     for verb, more, _ in WITH_TOKEN.values():
-        assert await bench.verb(verb, token, *more, as_=as_) is Outcome.FENCE_LOST
+        assert await bench.verb(verb, token, *more, as_=as_) is StepOutcome.FENCE_LOST
     assert sql.dump() == before
 
 
@@ -321,9 +322,9 @@ async def test_a_run_that_does_not_run_has_nobody_to_drive_its_operations(
     change = transition.Transition(HOST, to)
     await transition.transition(bench.db, bench.step.run_id, ALICE, change, now_ms=T0)
     before = sql.dump()
-    assert await bench.acquire() is Outcome.FENCE_LOST
+    assert await bench.acquire() is StepOutcome.FENCE_LOST
     for verb, more, _ in WITH_TOKEN.values():
-        assert await bench.verb(verb, token, *more) is Outcome.FENCE_LOST
+        assert await bench.verb(verb, token, *more) is StepOutcome.FENCE_LOST
     assert sql.dump() == before
 
 
@@ -341,8 +342,8 @@ async def test_a_process_that_took_the_run_over_replays_what_the_dead_one_commit
         now_ms=bench.now_ms,
     )
     assert owned == "owned"
-    assert await bench.acquire() is Outcome.FENCE_LOST
-    assert await bench.acquire(as_={"owner": ELSEWHERE}) is Outcome.REPLAYED
+    assert await bench.acquire() is StepOutcome.FENCE_LOST
+    assert await bench.acquire(as_={"owner": ELSEWHERE}) is StepOutcome.REPLAYED
     assert bench.operation.outcome_json == "7"
 
 
@@ -401,6 +402,9 @@ async def test_without_its_table_a_read_finds_nothing_and_a_write_fails_whole(
 
 async def test_operations_of_a_run_do_not_know_each_other(bench: Bench) -> None:
     token = await bench.leased()
-    assert await bench.acquire(SOMETHING, as_={"id": "step:2"}) is Outcome.ACQUIRED
-    assert await bench.verb(leases.commit, token, "1", as_={"id": "step:2"}) is Outcome.LEASE_FENCED
-    assert await bench.verb(leases.commit, token, "1") is Outcome.COMMITTED
+    assert await bench.acquire(SOMETHING, as_={"id": "step:2"}) is StepOutcome.ACQUIRED
+    assert (
+        await bench.verb(leases.commit, token, "1", as_={"id": "step:2"})
+        is StepOutcome.LEASE_FENCED
+    )
+    assert await bench.verb(leases.commit, token, "1") is StepOutcome.COMMITTED

@@ -1,4 +1,4 @@
-"""Owning and keeping a run over HTTP (contracts 3), as far as own and heartbeat go."""
+"""Owning and keeping a run over HTTP, as far as own and heartbeat go."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from fencepost import cancellation, claims, ownership, snapshot, starts
 from fencepost import transition as transitions
-from fencepost.decision import Start, fingerprint
-from fencepost.identifiers import Principal, Target
+from fencepost.decision import Attempt, fingerprint
+from fencepost.identifiers import Principal, Target, mint_run_id
 from fencepost.ownership import EVIDENCE_KINDS, Evidence
 from fencepost.runs import Owner, Run, RunStatus
 from helpers import BridgeDatabase, Sql, new_key
@@ -48,16 +48,17 @@ class Ownership(RuleBasedStateMachine):
         self.http = httpx.AsyncClient(base_url=self.bridge, timeout=60)
         self.db = BridgeDatabase(self.http)
         target = Target("workflow", "w")
-        self.start = Start(
+        self.attempt = Attempt(
             new_key("model"),
             ALICE,
             target,
             fingerprint(target, None, None),
+            mint_run_id(),
             "null",
             OWNERS[0],
             LEASE_MS,
         )
-        _, seen = self.wait(starts.start(self.db, self.start, now_ms=T0))
+        _, seen = self.wait(starts.start(self.db, self.attempt, now_ms=T0))
         self.run_id = seen.run.run_id
         self.model = Model(OWNERS[0], T0, LEASE_MS)
 

@@ -1,14 +1,14 @@
-"""Purging: what is past its retention goes whole, and nothing else goes (contracts 1.6)."""
+"""Purging: what is past its retention goes whole, and nothing else goes."""
 
 from __future__ import annotations
 
 import httpx
 import pytest
 
-from fencepost import limits, retention
-from fencepost.http import queries
+from fencepost import limits, retention, settings
 from fencepost.identifiers import Principal
-from fencepost.retention import DAY_MS, Retention
+from fencepost.retention import DAY_MS
+from fencepost.settings import Retention
 from helpers import BridgeDatabase, Client, Json, Sql
 
 TABLES = ("runs", "snapshots", "events", "ownership", "operations")
@@ -202,9 +202,9 @@ def test_a_limit_that_is_none_is_refused(client: Client, limit: object) -> None:
 
 
 def test_retention_comes_from_settings_and_a_bad_one_stops_the_purge() -> None:
-    settings = {"FENCEPOST_RUN_RETENTION_DAYS": "7", "FENCEPOST_KEY_RETENTION_DAYS": "90"}
-    assert queries.retention(lambda name: settings[name]) == Retention(7, 90)
-    assert queries.retention(lambda name: None) == Retention(30, 365)
+    given = {"FENCEPOST_RUN_RETENTION_DAYS": "7", "FENCEPOST_KEY_RETENTION_DAYS": "90"}
+    assert settings.retention(lambda name: given[name]) == Retention(7, 90)
+    assert settings.retention(lambda name: None) == Retention(30, 365)
     for bad in ("0", "-1", "", "1.5", "forever", "99999"):
         with pytest.raises(ValueError, match="FENCEPOST_RUN_RETENTION_DAYS"):
-            queries.retention(lambda name, bad=bad: bad)  # type: ignore[misc]
+            settings.retention(lambda name, bad=bad: bad)  # type: ignore[misc]

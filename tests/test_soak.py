@@ -1,7 +1,7 @@
 """The checker of the soak reports each kind of fault: one that cannot fail would be worthless.
 
-A made-up history of answers goes through the witness, and made-up rows through the checks of the
-database; everything but the last word of each is sound.
+Made-up answers go through the checker of answers, and made-up rows through the checks of the
+database; everything but the last of each is sound.
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ import pytest
 
 from fencepost import journal
 from fencepost.schema import tables
-from soak import invariants, kept, memory, requests, rest
-from soak.history import Closed, History, Json
-from soak.memory import Sample
-from soak.requests import Answer, Request
-from soak.witness import Findings, Witness
+from soak import (
+    answer_invariants,
+    database_consistency,
+    database_matches_answers,
+    requests_and_answers,
+    worker_memory,
+)
+from soak.answer_checker import AnswerChecker, Findings
+from soak.client_knowledge import ClientKnowledge, Closed, Json
+from soak.requests_and_answers import Answer, Request
+from soak.worker_memory import Sample
 
 A = {"host_id": "host", "pid": 1, "nonce": "a"}
 B = {"host_id": "host", "pid": 1, "nonce": "b"}
@@ -145,15 +151,15 @@ TOLD: list[tuple[str, list[Exchange]]] = [
 
 
 @pytest.mark.parametrize(("invariant", "exchanges"), TOLD)
-def test_the_witness_reports_an_answer_that_breaks(
+def test_an_answer_that_breaks_an_invariant_is_reported(
     invariant: str, exchanges: list[Exchange]
 ) -> None:
-    history, findings = History(), Findings(say=lambda text: None)
-    witness = Witness(history, findings)
+    knowledge, findings = ClientKnowledge(), Findings(say=lambda text: None)
+    checker = AnswerChecker(knowledge, findings)
     for number, (request, answer) in enumerate(exchanges, 1):
         assert not findings.counts
-        sent = Answer(answer.status, answer.body, history.tick(), answer.faults)
-        witness.answered(request, sent)
+        sent = Answer(answer.status, answer.body, knowledge.tick(), answer.faults)
+        checker.answered(request, sent)
         assert bool(findings.counts) == (number == len(exchanges))
     assert invariant in findings.counts
 
@@ -168,43 +174,41 @@ def test_the_witness_reports_an_answer_that_breaks(
         (Closed("proof-only", 0, "proof", None), verb("own", {"run": a_run()})),
     ],
 )
-def test_the_witness_reports_what_a_closed_fence_admitted(
-    closed: Closed, exchange: Exchange
-) -> None:
+def test_work_that_a_closed_fence_admitted_is_reported(closed: Closed, exchange: Exchange) -> None:
     for since, count in ((0, 1), (99, 0)):
-        history, findings = History(), Findings(say=lambda text: None)
-        history.closed = closed._replace(since=since)
+        knowledge, findings = ClientKnowledge(), Findings(say=lambda text: None)
+        knowledge.closed = closed._replace(since=since)
         request, answer = exchange
-        Witness(history, findings).answered(request, Answer(answer.status, answer.body, 1))
+        AnswerChecker(knowledge, findings).answered(request, Answer(answer.status, answer.body, 1))
         assert findings.counts["a_closed_fence_admits_nothing"] == count
 
 
 def test_an_answer_that_was_sent_for_earlier_may_know_less() -> None:
-    history, findings = History(), Findings()
-    witness, sent = Witness(history, findings), history.tick()
+    knowledge, findings = ClientKnowledge(), Findings()
+    checker, sent = AnswerChecker(knowledge, findings), knowledge.tick()
     for run in (ended(generation=2, head={"sequence": 3, "hash": "h3"}), a_run()):
-        witness.answered(Request("GET", "/v1/runs/r"), Answer(200, run, sent))
+        checker.answered(Request("GET", "/v1/runs/r"), Answer(200, run, sent))
     assert not findings.counts
 
 
 def test_lists_and_facts_that_break_are_reported() -> None:
     listed = [{"run_id": "a"}, {"run_id": "b"}]
-    assert invariants.a_list_holds_what_stays({"a"}, listed) is None
-    assert invariants.a_list_holds_what_stays({"a", "c"}, listed) is not None
-    assert invariants.a_list_holds_what_stays(set(), [*listed, *listed]) is not None
+    assert answer_invariants.a_list_holds_what_stays({"a"}, listed) is None
+    assert answer_invariants.a_list_holds_what_stays({"a", "c"}, listed) is not None
+    assert answer_invariants.a_list_holds_what_stays(set(), [*listed, *listed]) is not None
     facts = [{"type": "activated", "generation": n} for n in (1, 2)]
-    assert invariants.each_generation_is_activated_once(facts) is None
-    assert invariants.each_generation_is_activated_once([*facts, facts[1]]) is not None
-    assert invariants.each_generation_is_activated_once(facts[::-1]) is not None
+    assert answer_invariants.each_generation_is_activated_once(facts) is None
+    assert answer_invariants.each_generation_is_activated_once([*facts, facts[1]]) is not None
+    assert answer_invariants.each_generation_is_activated_once(facts[::-1]) is not None
 
 
 def test_memory_that_grows_is_reported() -> None:
     def samples(mb: float) -> list[Sample]:
         return [Sample(n, 300 + n * mb, n * 1000) for n in range(50)]
 
-    assert memory.memory_is_flat(memory.growth(samples(1))) is None
-    assert memory.memory_is_flat(memory.growth(samples(10))) is not None
-    assert memory.growth(samples(10)[:12]) is None
+    assert worker_memory.memory_is_flat(worker_memory.growth(samples(1))) is None
+    assert worker_memory.memory_is_flat(worker_memory.growth(samples(10))) is not None
+    assert worker_memory.growth(samples(10)[:12]) is None
 
 
 # --- Rows --------------------------------------------------------------------------------
@@ -288,10 +292,10 @@ def db() -> Iterator[sqlite3.Connection]:
 
 
 @pytest.fixture
-def history() -> History:
+def knowledge() -> ClientKnowledge:
     """What clients were told of that run."""
-    history = History()
-    witness = Witness(history, Findings())
+    knowledge = ClientKnowledge()
+    checker = AnswerChecker(knowledge, Findings())
     head, end = ({"sequence": each.sequence, "hash": each.hash} for each in (FIRST, LAST))
     binding = {"gate": "a", "revision": 1, "receipt_hash": "0" * 64, "approval_proof": None}
     leases = {"heartbeat_at_ms": 1000, "lease_expires_at_ms": 2000}
@@ -304,12 +308,12 @@ def history() -> History:
         verb("bindings", {"outcome": "bound", "bindings": [binding]}),
         a_start(status=200, outcome="replayed", reservation=settled, run=done),
     ):
-        witness.answered(request, Answer(answer.status, answer.body, history.tick()))
-    assert not witness.findings.counts
-    told = history.run("r")
+        checker.answered(request, Answer(answer.status, answer.body, knowledge.tick()))
+    assert not checker.findings.counts
+    told = knowledge.run("r")
     told.events[1] = {"sequence": 1, "type": "run-created", "payload": {"run_id": "r"}}
     told.events[1]["hash"] = FIRST.hash
-    return history
+    return knowledge
 
 
 ROWS = {
@@ -379,35 +383,35 @@ ROWS = {
 }
 
 
-def broken(db: sqlite3.Connection, history: History) -> set[str]:
-    every = (*rest.INVARIANTS, *kept.INVARIANTS)
-    return {each.__name__ for each in every if list(each(db, history))}
+def broken(db: sqlite3.Connection, knowledge: ClientKnowledge) -> set[str]:
+    every = (*database_consistency.INVARIANTS, *database_matches_answers.INVARIANTS)
+    return {each.__name__ for each in every if list(each(db, knowledge))}
 
 
 @pytest.mark.parametrize(
     ("invariant", "sql"), [(name, sql) for name, texts in ROWS.items() for sql in texts]
 )
-def test_the_check_of_the_database_reports_a_row_that_breaks(
-    db: sqlite3.Connection, history: History, invariant: str, sql: str
+def test_a_row_that_breaks_an_invariant_is_reported(
+    db: sqlite3.Connection, knowledge: ClientKnowledge, invariant: str, sql: str
 ) -> None:
-    assert broken(db, history) == set()
+    assert broken(db, knowledge) == set()
     db.execute(sql)
-    assert invariant in broken(db, history)
+    assert invariant in broken(db, knowledge)
 
 
 @pytest.mark.parametrize("page", [2, 3])
-def test_a_damaged_page_is_reported(tmp_path: Path, history: History, page: int) -> None:
+def test_a_damaged_page_is_reported(tmp_path: Path, knowledge: ClientKnowledge, page: int) -> None:
     file = tmp_path / "db.sqlite"
     with contextlib.closing(sqlite3.connect(file)) as db, db:
         db.execute("CREATE TABLE t (a UNIQUE)")
         db.executemany("INSERT INTO t VALUES (?)", [(n,) for n in range(1000)])
-    with contextlib.closing(rest.opened(file)) as db:
-        assert list(rest.the_file_is_sound(db, history)) == []
+    with contextlib.closing(database_consistency.opened(file)) as db:
+        assert list(database_consistency.the_file_is_sound(db, knowledge)) == []
     pages = bytearray(file.read_bytes())
     pages[4096 * (page - 1) : 4096 * page] = bytes(4096)
     file.write_bytes(pages)
-    with contextlib.closing(rest.opened(file)) as db:
-        assert list(rest.the_file_is_sound(db, history)) != []
+    with contextlib.closing(database_consistency.opened(file)) as db:
+        assert list(database_consistency.the_file_is_sound(db, knowledge)) != []
 
 
 def test_every_invariant_has_a_case_here() -> None:
@@ -419,8 +423,15 @@ def test_every_invariant_has_a_case_here() -> None:
         "the_file_is_sound",
     }
     cases = {name for name, _ in TOLD} | ROWS.keys() | elsewhere
-    said = {requests.an_answer_is_documented, memory.memory_is_flat, *functions(invariants)}
-    assert {each.__name__ for each in (*said, *rest.INVARIANTS, *kept.INVARIANTS)} <= cases
+    said = {
+        requests_and_answers.an_answer_is_documented,
+        worker_memory.memory_is_flat,
+        *functions(answer_invariants),
+    }
+    assert {
+        each.__name__
+        for each in (*said, *database_consistency.INVARIANTS, *database_matches_answers.INVARIANTS)
+    } <= cases
 
 
 def functions(module: ModuleType) -> list[Callable[..., Any]]:

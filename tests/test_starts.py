@@ -1,4 +1,4 @@
-"""The start over HTTP: every row of the decision table (design 6)."""
+"""The start over HTTP: every row of the decision table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting a run by what it is about (contracts 4): joining, making room, binding a change."""
+"""Starting a run by what it is about: joining, making room, binding a change."""
 
 from __future__ import annotations
 

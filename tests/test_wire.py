@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fencepost import errors, limits
-from fencepost.decision import Start
-from fencepost.http import bodies, forms, queries
+from fencepost.decision import Attempt
+from fencepost.http import forms, queries, runs, starts, values
 from fencepost.identifiers import Principal, Target
 from fencepost.runs import Lineage, Owner, RunStatus
 
@@ -144,12 +144,12 @@ def test_a_limit_that_is_no_small_integer_is_refused(text: str) -> None:
 
 
 def cursor(text: str) -> Any:
-    return queries.RUNS.query({"cursor": text}).cursor
+    return runs.RUNS.query({"cursor": text}).cursor
 
 
 @pytest.mark.parametrize("query", [{}, {"cursor": ""}])
 def test_no_cursor_begins_at_the_start(query: dict[str, str]) -> None:
-    assert queries.RUNS.query(query).cursor is None
+    assert runs.RUNS.query(query).cursor is None
 
 
 def test_a_cursor_is_an_array_of_exactly_as_many_strings() -> None:
@@ -161,7 +161,7 @@ def test_a_cursor_is_an_array_of_exactly_as_many_strings() -> None:
 def test_a_cursor_that_was_given_out_looks_as_documented_and_is_read_back(keys: list[str]) -> None:
     text = queries.cursor_text(tuple(keys))
     assert text is not None
-    documented = queries.RUNS.members["cursor"].parser
+    documented = runs.RUNS.members["cursor"].parser
     assert isinstance(documented, forms.Parser)
     assert re.search(documented.schema["pattern"], text)
     if len(text) <= limits.CURSOR_CHARS_MAX:
@@ -199,9 +199,9 @@ def parsed(form: forms.Form[T], value: Any) -> T:
     return form.parse(json.dumps(value).encode())
 
 
-def start(**members: Any) -> Start:
+def start(**members: Any) -> Attempt:
     value = {"target": {"kind": "workflow", "id": "w"}, **members}
-    return parsed(bodies.START, value)(key="key", principal=ALICE)
+    return parsed(starts.START, value).attempt("key", ALICE)
 
 
 def test_a_start_has_defaults_for_all_but_its_target() -> None:
@@ -241,7 +241,7 @@ def test_what_runs_it_is_not_what_it_is_so_owner_and_lease_are_no_part_of_the_fi
 @pytest.mark.parametrize("value", [None, True, 0, 1.5, "x", [], [{}]], ids=json.dumps)
 def test_a_body_is_an_object(value: Any) -> None:
     with pytest.raises(errors.InvalidRequest, match="not a JSON object"):
-        parsed(bodies.NOTHING, value)
+        parsed(runs.NOTHING, value)
 
 
 def test_unknown_members_are_named_but_neither_all_nor_at_full_length() -> None:
@@ -255,7 +255,7 @@ def test_unknown_members_are_named_but_neither_all_nor_at_full_length() -> None:
 
 def test_a_transition_keeps_what_it_was_given() -> None:
     change = parsed(
-        bodies.TRANSITION,
+        runs.TRANSITION,
         {
             "owner": OWNER,
             "to": "completed",
@@ -273,12 +273,12 @@ def test_a_transition_keeps_what_it_was_given() -> None:
 
 
 def test_an_omitted_state_or_result_stays_as_it_is_stored() -> None:
-    change = parsed(bodies.TRANSITION, {"owner": OWNER, "to": "running"})
+    change = parsed(runs.TRANSITION, {"owner": OWNER, "to": "running"})
     assert (change.state_json, change.result_json) == (None, None)
 
 
 def test_a_stored_value_is_measured_in_the_bytes_that_are_stored() -> None:
-    read = forms.stored_json(10).read
+    read = values.stored_json(10).read
     assert read("é" * 4, "state") == '"éééé"'
     with pytest.raises(errors.InvalidRequest) as refusal:
         read("é" * 5, "state")
@@ -302,6 +302,6 @@ NAMES = ["target", "input", "owner", "lease_ms", "parent_run_id", "lineage", "to
 def test_any_json_is_a_start_or_an_invalid_request(members: dict[str, Any], whole: bool) -> None:
     base = {"target": {"kind": "workflow", "id": "w"}, "owner": OWNER} if whole else {}
     with contextlib.suppress(errors.InvalidRequest):
-        parsed(bodies.START, {**base, **members})
+        parsed(starts.START, {**base, **members}).attempt("key", ALICE)
     with contextlib.suppress(errors.InvalidRequest):
-        parsed(bodies.TRANSITION, {**base, **members})
+        parsed(runs.TRANSITION, {**base, **members})

@@ -1,7 +1,7 @@
 """Exactly one start per Idempotency-Key, over one D1 database.
 
-As a library: import `fencepost.reservation`, `fencepost.fence`, `fencepost.snapshot` and hand
-them a `fencepost.d1.Database` over your own binding.
+As a library: make a `fencepost.storage.d1.Database` from your own D1 binding, and pass it to
+`fencepost.starts.start` with a `fencepost.decision.Attempt`. docs/architecture.md names the modules.
 """
 
 __version__ = "0.1.0"

@@ -60,13 +60,24 @@ def last_is(token: str) -> str:
 LAST_AT_MS = f"(SELECT at_ms FROM fencepost_audit WHERE {_LAST})"
 
 
-_PAGE = "SELECT * FROM fencepost_audit WHERE sequence > ?1 ORDER BY sequence LIMIT ?2"
+_RECEIPT = """
+SELECT sequence, after FROM fencepost_audit
+WHERE sequence > (SELECT MAX(sequence) - 1000 FROM fencepost_audit) AND write_token = :token
+"""
+
+
+def receipt(token: str) -> Statement:
+    """The receipt of an audited deed, among the last thousand; also reads its `after`."""
+    return Statement(_RECEIPT, token=token)
+
+
+_PAGE = "SELECT * FROM fencepost_audit WHERE sequence > :after ORDER BY sequence LIMIT :limit"
 
 
 async def page(db: Database, after: int, limit: int) -> list[Entry]:
     """Entries in the order in which they happened, from after sequence `after` on."""
     try:
-        [result] = await db.read([Statement(_PAGE, (after, limit))])
+        [result] = await db.read([Statement(_PAGE, after=after, limit=limit)])
     except errors.MissingTable:
         return []
     return [Entry.from_row(row) for row in result.rows]

@@ -16,11 +16,11 @@ from fencepost.fence import Fence
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
 from fencepost.runs import Outcome, Owner, Run
-from fencepost.snapshot import VISIBLE, found, not_found, read_statement, scope
+from fencepost.snapshot import VISIBLE, found, not_found, read_statement, receipt, scope
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database
 from fencepost.storage.rows import Row, Rules, check_row
-from fencepost.storage.sql import NOW_MS, Statement
+from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 TABLE = "fencepost_bindings"
 GATES = ("a", "b")
@@ -99,15 +99,16 @@ class Bound(NamedTuple):
 # Decides: the run is running, this owner holds it, its history ends where the caller thinks,
 # nothing is bound yet to what is to be bound, and the fence admits existing work.
 _BIND = f"""
-UPDATE fencepost_runs SET head_sequence = ?9, head_hash = ?10, write_token = ?4,
-  updated_at_ms = MAX(COALESCE(?13, {NOW_MS}), updated_at_ms)
-WHERE run_id = ?1 AND {VISIBLE}
-  AND status = 'running' AND owner_host_id = ?5 AND owner_pid = ?6 AND owner_nonce = ?7
-  AND head_sequence = ?11 AND head_hash = ?8
+UPDATE fencepost_runs SET head_sequence = :sequence, head_hash = :hash, write_token = :token,
+  updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
+WHERE run_id = :run_id AND {VISIBLE}
+  AND status = 'running' AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce
+  AND head_sequence = :prior_sequence AND head_hash = :prior_hash
   AND NOT EXISTS (
-    SELECT 1 FROM json_each(?12) CROSS JOIN fencepost_bindings AS held WHERE held.run_id = ?1
-      AND held.revision = value ->> 'revision' AND held.gate = value ->> 'gate')
-  AND {fence.admits_existing_run_sql("?1")}
+    SELECT 1 FROM json_each(:bindings) CROSS JOIN fencepost_bindings AS held
+    WHERE held.run_id = :run_id AND held.revision = value ->> 'revision'
+      AND held.gate = value ->> 'gate')
+  AND {fence.admits_existing_run_sql(":run_id")}
 RETURNING run_id
 """
 
@@ -117,13 +118,14 @@ INSERT INTO fencepost_bindings
   (run_id, gate, revision, receipt_hash, approval_proof, created_at_ms)
 SELECT run_id, value ->> 'gate', value ->> 'revision', value ->> 'receipt_hash',
   value ->> 'approval_proof', updated_at_ms
-FROM fencepost_runs, json_each(?3) WHERE run_id = ?1 AND write_token = ?2
+FROM fencepost_runs, json_each(:bindings) WHERE run_id = :run_id AND write_token = :token
 """
 
 # Shows what is bound to the places that a request names.
 _READ_PLACES = """
-SELECT held.* FROM json_each(?2) CROSS JOIN fencepost_bindings AS held
-WHERE held.run_id = ?1 AND held.revision = value ->> 'revision' AND held.gate = value ->> 'gate'
+SELECT held.* FROM json_each(:bindings) CROSS JOIN fencepost_bindings AS held
+WHERE held.run_id = :run_id AND held.revision = value ->> 'revision'
+  AND held.gate = value ->> 'gate'
 """
 
 
@@ -155,12 +157,13 @@ def bind_statements(
     for binding in bindings:
         last = events[-1].head if events else head
         events.append(journal.next_event(last, "delivery-bound", binding.as_json()))
-    who = owner.columns
-    last, places = events[-1].head, _rows_json(bindings)
-    heads = (head.hash, last.sequence, last.hash, head.sequence)
+    last = events[-1].head
+    write = {"run_id": run_id, "token": token, "bindings": _rows_json(bindings)}
+    chain: dict[str, Parameter] = {"sequence": last.sequence, "hash": last.hash}
+    chain |= {"prior_sequence": head.sequence, "prior_hash": head.hash}
     return [
-        Statement(_BIND, (run_id, *scope(viewer), token, *who, *heads, places, now_ms)),
-        Statement(_STORE, (run_id, token, places)),
+        Statement(_BIND, **write, **scope(viewer), **owner.params, **chain, now_ms=now_ms),
+        Statement(_STORE, **write),
         *[journal.append_statement(run_id, token, event) for event in events],
     ]
 
@@ -205,7 +208,7 @@ def _reads(
     run_id: str, viewer: Principal | None, bindings: list[Binding], now_ms: int | None
 ) -> list[Statement]:
     return [
-        Statement(_READ_PLACES, (run_id, _rows_json(bindings))),
+        Statement(_READ_PLACES, run_id=run_id, bindings=_rows_json(bindings)),
         read_statement(run_id, viewer, now_ms),
         fence.read_statement(),
     ]
@@ -215,9 +218,9 @@ async def _attempt(
     db: Database, run_id: str, statements: list[Statement], reads: list[Statement], token: str
 ) -> tuple[bool, Run, Fence, list[Binding]]:
     """Whether the statements won; run, fence and what is bound to those places afterwards."""
-    receipt = writes.run_receipt(run_id, token)
+    intent = writes.Write(statements, reads, receipt(run_id, token))
     try:
-        written = await writes.write(db, writes.Write(statements, reads, receipt))
+        written = await writes.write(db, intent)
     except errors.MissingTable:
         raise not_found() from None
     places, row, gate = written.reads
@@ -244,7 +247,8 @@ def _loss(run: Run, owner: Owner, bindings: list[Binding], held: list[Binding]) 
 
 _PAGE = """
 SELECT * FROM fencepost_bindings
-WHERE run_id = ?1 AND (revision, gate) > (?2, ?3) ORDER BY revision, gate LIMIT ?4
+WHERE run_id = :run_id AND (revision, gate) > (:after_revision, :after_gate)
+ORDER BY revision, gate LIMIT :limit
 """
 
 
@@ -252,9 +256,11 @@ async def page(
     db: Database, run_id: str, viewer: Principal | None, after: tuple[int, str], limit: int
 ) -> list[Binding]:
     """The bindings of a run by revision and gate, from after that place on. Raises NotFound."""
-    statements = [read_statement(run_id, viewer), Statement(_PAGE, (run_id, *after, limit))]
+    revision, gate = after
+    place = {"run_id": run_id, "after_gate": gate}
+    bound = Statement(_PAGE, **place, after_revision=revision, limit=limit)
     try:
-        results = await db.read(statements)
+        results = await db.read([read_statement(run_id, viewer), bound])
     except errors.MissingTable:
         raise not_found() from None
     found(results[0])

@@ -1,28 +1,29 @@
-"""Claims: a tentative hold on a run, to be activated into an ownership, or given up.
+"""Claims: a tentative hold on a run, which is then activated into an ownership, or abandoned.
 
-A claim waits for nobody: while it stands, no other process can claim, own or steal the run; its
-activation fails if the run moved meanwhile. A claim older than the run's lease can be recovered
-by somebody who gives evidence about the claimant.
+While a claim stands, no other process can claim, own or steal the run. Activating it fails if the
+run has changed since. A claim that is older than the run's lease length can be recovered (removed)
+by another process that gives evidence about the claimant.
 """
 
 from __future__ import annotations
 
 from fencepost import fence
 from fencepost.identifiers import Principal, mint_token
-from fencepost.ownership import Evidence, fact_statement
+from fencepost.ownership import Evidence, expected_params, fact_statement
 from fencepost.runs import Outcome, Owner, Run, RunStatus
 from fencepost.snapshot import VISIBLE, scope, verb
 from fencepost.storage.d1 import Database
-from fencepost.storage.sql import NOW_MS, Statement
+from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
-_GATE = fence.admits_existing_run_sql("?1")
+_GATE = fence.admits_existing_run_sql(":run_id")
 
-# Decides: the run waits for an owner, and nobody claims it.
+# Decides: the run waits for an owner, and no claim stands.
 _CLAIM = f"""
-UPDATE fencepost_runs SET claim_host_id = ?5, claim_pid = ?6, claim_nonce = ?7,
-  claimed_at_ms = MAX(COALESCE(?9, {NOW_MS}), updated_at_ms), lease_ms = COALESCE(?8, lease_ms),
-  write_token = ?4, updated_at_ms = MAX(COALESCE(?9, {NOW_MS}), updated_at_ms)
-WHERE run_id = ?1 AND {VISIBLE} AND {_GATE}
+UPDATE fencepost_runs SET claim_host_id = :host_id, claim_pid = :pid, claim_nonce = :nonce,
+  claimed_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms),
+  lease_ms = COALESCE(:lease_ms, lease_ms),
+  write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
+WHERE run_id = :run_id AND {VISIBLE} AND {_GATE}
   AND status IN ('pending', 'suspended') AND claim_host_id IS NULL
 RETURNING run_id
 """
@@ -37,14 +38,14 @@ async def claim(
     lease_ms: int | None = None,
     now_ms: int | None = None,
 ) -> tuple[Outcome, Run]:
-    """Hold a run that waits for an owner. One round trip.
+    """Claim a run that waits for an owner. One round trip.
 
-    Losses, in order: already_claimed, heartbeat_fresh, snapshot_changed.
+    Losses, in order: already_claimed, heartbeat_fresh, snapshot_changed. Raises NotFound, Fenced.
     """
     token = mint_token()
-    values = (run_id, *scope(viewer), token, *owner.columns, lease_ms, now_ms)
+    values = _values(run_id, viewer, owner, token, now_ms)
     statements = [
-        Statement(_CLAIM, values),
+        Statement(_CLAIM, **values, lease_ms=lease_ms),
         fact_statement(run_id, token, "claimed", owner, "now"),
     ]
     won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
@@ -54,16 +55,26 @@ async def claim(
     return _loss(run), run
 
 
-# Decides: the run runs under this very owner, its lease lapsed, and nobody claims it.
+def _values(
+    run_id: str, viewer: Principal | None, owner: Owner, token: str, now_ms: int | None
+) -> dict[str, Parameter]:
+    """Values that every statement about a claim binds. `owner` is the claimant."""
+    who: dict[str, Parameter] = {"run_id": run_id, **scope(viewer), **owner.params}
+    return {**who, "token": token, "now_ms": now_ms}
+
+
+# Decides: the run is running, its owner is the one in the evidence (`:expected_…`), its lease has
+# lapsed, and no claim stands.
 _STEAL = f"""
-UPDATE fencepost_runs SET claim_host_id = ?5, claim_pid = ?6, claim_nonce = ?7,
-  claimed_at_ms = MAX(COALESCE(?11, {NOW_MS}), updated_at_ms),
+UPDATE fencepost_runs SET claim_host_id = :host_id, claim_pid = :pid, claim_nonce = :nonce,
+  claimed_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms),
   claim_heartbeat_at_ms = heartbeat_at_ms,
-  write_token = ?4, updated_at_ms = MAX(COALESCE(?11, {NOW_MS}), updated_at_ms)
-WHERE run_id = ?1 AND {VISIBLE} AND {_GATE}
+  write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
+WHERE run_id = :run_id AND {VISIBLE} AND {_GATE}
   AND status = 'running' AND claim_host_id IS NULL
-  AND owner_host_id = ?8 AND owner_pid = ?9 AND owner_nonce = ?10
-  AND lease_expires_at_ms < COALESCE(?11, {NOW_MS})
+  AND owner_host_id = :expected_host_id AND owner_pid = :expected_pid
+  AND owner_nonce = :expected_nonce
+  AND lease_expires_at_ms < COALESCE(:now_ms, {NOW_MS})
 RETURNING run_id
 """
 
@@ -77,18 +88,18 @@ async def steal(
     *,
     now_ms: int | None = None,
 ) -> tuple[Outcome, Run]:
-    """Claim a run from an owner that is believed dead. One round trip.
+    """Claim a running run whose owner is believed dead. One round trip.
 
-    The claim stands until it is activated; a heartbeat of the old owner undoes it. Losses, in
-    order: liveness_unconfirmed, already_claimed, heartbeat_fresh, snapshot_changed.
+    The owner stays until the claim is activated. If it sends a heartbeat before, activating
+    fails. Losses, in order: liveness_unconfirmed, already_claimed, heartbeat_fresh,
+    snapshot_changed. Raises NotFound and Fenced.
     """
     if evidence is None or not evidence.keeps_its_rule(owner):
         _, run, _ = await verb(db, [], "", run_id, viewer, now_ms)
         return Outcome.LIVENESS_UNCONFIRMED, run
-    token, expected = mint_token(), evidence.expected_owner
-    values = (run_id, *scope(viewer), token, *owner.columns, *expected.columns, now_ms)
+    token, expected = mint_token(), expected_params(evidence.expected_owner)
     statements = [
-        Statement(_STEAL, values),
+        Statement(_STEAL, **_values(run_id, viewer, owner, token, now_ms), **expected),
         fact_statement(run_id, token, "stolen", owner, "now"),
     ]
     won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
@@ -99,7 +110,7 @@ async def steal(
 
 
 def _loss(run: Run) -> Outcome:
-    """The contract's order (contracts 3)."""
+    """The first of the losses, in their order."""
     if run.claim is not None:
         return Outcome.ALREADY_CLAIMED
     if run.status is RunStatus.RUNNING and run.lease_is_fresh:
@@ -107,7 +118,7 @@ def _loss(run: Run) -> Outcome:
     return Outcome.SNAPSHOT_CHANGED
 
 
-_EXACT_CLAIM = "claim_host_id = ?5 AND claim_pid = ?6 AND claim_nonce = ?7"
+_EXACT_CLAIM = "claim_host_id = :host_id AND claim_pid = :pid AND claim_nonce = :nonce"
 _NO_CLAIM = (
     "claim_host_id = NULL, claim_pid = NULL, claim_nonce = NULL, claimed_at_ms = NULL,"
     " claim_heartbeat_at_ms = NULL"
@@ -116,22 +127,22 @@ _NO_CLAIM = (
 # Decides: this claim stands, and the run is as it was when it was made.
 _ACTIVATE = f"""
 UPDATE fencepost_runs SET status = 'running',
-  owner_host_id = ?5, owner_pid = ?6, owner_nonce = ?7, generation = generation + 1,
-  heartbeat_at_ms = MAX(COALESCE(?8, {NOW_MS}), updated_at_ms),
-  lease_expires_at_ms = MAX(COALESCE(?8, {NOW_MS}), updated_at_ms) + lease_ms,
-  started_at_ms = COALESCE(started_at_ms, MAX(COALESCE(?8, {NOW_MS}), updated_at_ms)),
+  owner_host_id = :host_id, owner_pid = :pid, owner_nonce = :nonce, generation = generation + 1,
+  heartbeat_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms),
+  lease_expires_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms) + lease_ms,
+  started_at_ms = COALESCE(started_at_ms, MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)),
   {_NO_CLAIM},
-  write_token = ?4, updated_at_ms = MAX(COALESCE(?8, {NOW_MS}), updated_at_ms)
-WHERE run_id = ?1 AND {VISIBLE} AND {_GATE} AND {_EXACT_CLAIM}
+  write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
+WHERE run_id = :run_id AND {VISIBLE} AND {_GATE} AND {_EXACT_CLAIM}
   AND claim_heartbeat_at_ms IS heartbeat_at_ms
 RETURNING run_id
 """
 
-# Decides: this claim stands. Lets go of it.
+# Decides: this claim stands. Removes it.
 _ABANDON = f"""
 UPDATE fencepost_runs SET {_NO_CLAIM},
-  write_token = ?4, updated_at_ms = MAX(COALESCE(?8, {NOW_MS}), updated_at_ms)
-WHERE run_id = ?1 AND {VISIBLE} AND {_GATE} AND {_EXACT_CLAIM}
+  write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
+WHERE run_id = :run_id AND {VISIBLE} AND {_GATE} AND {_EXACT_CLAIM}
 RETURNING run_id
 """
 
@@ -144,15 +155,15 @@ async def activate(
     *,
     now_ms: int | None = None,
 ) -> tuple[Outcome, Run]:
-    """Turn one's claim into the ownership of the run. One round trip.
+    """Turn the caller's claim into the ownership of the run. One round trip.
 
-    Losses, in order: claim_lost; snapshot_changed, which also lets go of the claim.
+    Losses, in order: claim_lost; snapshot_changed, which also removes the claim. Raises NotFound
+    and Fenced.
     """
     granted, changed = mint_token(), mint_token()
-    who, mine = (run_id, *scope(viewer)), owner.columns
     statements = [
-        Statement(_ACTIVATE, (*who, granted, *mine, now_ms)),
-        Statement(_ABANDON, (*who, changed, *mine, now_ms)),
+        Statement(_ACTIVATE, **_values(run_id, viewer, owner, granted, now_ms)),
+        Statement(_ABANDON, **_values(run_id, viewer, owner, changed, now_ms)),
         fact_statement(run_id, granted, "activated", owner, "now"),
         fact_statement(run_id, changed, "released", owner, "claim"),
     ]
@@ -172,10 +183,10 @@ async def abandon(
     *,
     now_ms: int | None = None,
 ) -> tuple[Outcome, Run]:
-    """Let go of one's claim. One round trip. Loss: claim_lost."""
+    """Remove the caller's claim. One round trip. Loss: claim_lost. Raises NotFound, Fenced."""
     token = mint_token()
     statements = [
-        Statement(_ABANDON, (run_id, *scope(viewer), token, *owner.columns, now_ms)),
+        Statement(_ABANDON, **_values(run_id, viewer, owner, token, now_ms)),
         fact_statement(run_id, token, "released", owner, "claim"),
     ]
     won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
@@ -185,13 +196,12 @@ async def abandon(
     return Outcome.CLAIM_LOST, run
 
 
-# Decides: the claim of the claimant that is believed dead stands, and is older than the run's
-# lease is long.
+# Decides: the claimant in the evidence has a claim, and it is older than the run's lease length.
 _RECOVER = f"""
 UPDATE fencepost_runs SET {_NO_CLAIM},
-  write_token = ?4, updated_at_ms = MAX(COALESCE(?8, {NOW_MS}), updated_at_ms)
-WHERE run_id = ?1 AND {VISIBLE} AND {_GATE} AND {_EXACT_CLAIM}
-  AND claimed_at_ms + lease_ms < COALESCE(?8, {NOW_MS})
+  write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
+WHERE run_id = :run_id AND {VISIBLE} AND {_GATE} AND {_EXACT_CLAIM}
+  AND claimed_at_ms + lease_ms < COALESCE(:now_ms, {NOW_MS})
 RETURNING run_id
 """
 
@@ -205,16 +215,16 @@ async def recover(
     *,
     now_ms: int | None = None,
 ) -> tuple[Outcome, Run]:
-    """Clear the claim of a claimant that is believed dead; grants nothing. One round trip.
+    """Remove the claim of a claimant that is believed dead. Grants nothing. One round trip.
 
-    Losses, in order: liveness_unconfirmed, claim_changed, claim_fresh.
+    Losses, in order: liveness_unconfirmed, claim_changed, claim_fresh. Raises NotFound, Fenced.
     """
     if evidence is None or not evidence.keeps_its_rule(owner):
         _, run, _ = await verb(db, [], "", run_id, viewer, now_ms)
         return Outcome.LIVENESS_UNCONFIRMED, run
     token, dead = mint_token(), evidence.expected_owner
     statements = [
-        Statement(_RECOVER, (run_id, *scope(viewer), token, *dead.columns, now_ms)),
+        Statement(_RECOVER, **_values(run_id, viewer, dead, token, now_ms)),
         fact_statement(run_id, token, "expired", dead, "claim"),
     ]
     won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)

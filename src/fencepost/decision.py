@@ -1,4 +1,4 @@
-"""What a start means, given what one transaction saw: pure values and one table."""
+"""Which answer a start gets, from what one transaction read. Plain values; no I/O."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Any, NamedTuple
 from fencepost import journal, limits
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal, Target
-from fencepost.reservation import Intent, Match, Reservation, ReservationState
+from fencepost.reservation import Match, Reservation, ReservationState
 from fencepost.runs import Lineage, Owner, Run, RunStatus
 from fencepost.subjects import Subject
 
 
-class Start(NamedTuple):
-    """What a caller asks to be started exactly once.
+class Attempt(NamedTuple):
+    """One request to start the run that its key names.
 
-    `input_json` becomes the run's first state, so that whoever takes the run over finds it.
-    `machine` is a name in `machines.MACHINES`. It is no part of what the key means: a retry that
-    names another replays.
+    `run_id` is made for this attempt, and used only if the key is new. `input_json` becomes the
+    run's first state, so that a later owner finds it. `owner` is the process that will execute the
+    run. `lease_ms` is in milliseconds. `machine` is a name in `machines.MACHINES`. It is not
+    compared with the reservation: a retry that names another machine is answered all the same.
     """
 
     key: str
     principal: Principal
     target: Target
     fingerprint: str
+    run_id: str
     input_json: str
     owner: Owner
     lease_ms: int = limits.LEASE_MS_DEFAULT
@@ -45,7 +47,7 @@ def fingerprint(target: Target, input: Any, lineage: Lineage | None) -> str:
 
 
 class Decision(StrEnum):
-    """What a start comes to. The order of `decide` is the contract (design 6)."""
+    """The answer to a start. `decide` says which one applies."""
 
     OWNER_MISMATCH = "owner_mismatch"
     TARGET_MISMATCH = "target_mismatch"
@@ -58,12 +60,12 @@ class Decision(StrEnum):
     ALREADY_SETTLED = "already_settled"
     PENDING = "pending"
     UNRESOLVABLE = "unresolvable"
-    # Not an answer: the reservation waits for a start, which a second batch claims.
+    # Not an answer: the key is reserved and not started. A second batch starts it.
     RESERVED = "reserved"
 
 
 class Seen(NamedTuple):
-    """What a start found, all from one transaction; `created` if this very request won."""
+    """What a start read, all in one transaction. `created`: this request made the run."""
 
     fence: Fence
     reservation: Reservation | None
@@ -71,22 +73,25 @@ class Seen(NamedTuple):
     created: bool
 
 
-def decide(start: Start, intent: Intent, seen: Seen) -> Decision:
-    """The decision table of design 6, from top to bottom."""
+def decide(attempt: Attempt, seen: Seen) -> Decision:
+    """The decision table, from top to bottom. The first line that fits is the answer.
+
+    The order is part of the contract (docs/states.md).
+    """
     held, run = seen.reservation, seen.run
     if held is None:
-        admitted = seen.fence.admits_start(start.key)
-        return Decision.LOOKUP_CONFLICT if admitted and start.subject else Decision.FENCED
-    mismatch = _MISMATCHES.get(held.match(intent))
+        admitted = seen.fence.admits_start(attempt.key)
+        return Decision.LOOKUP_CONFLICT if admitted and attempt.subject else Decision.FENCED
+    mismatch = _MISMATCHES.get(held.match(attempt.principal, attempt.target, attempt.fingerprint))
     if mismatch is not None:
         return mismatch
-    if held.subject_sha256 != (start.subject and start.subject.digest):
+    if held.subject_sha256 != (attempt.subject and attempt.subject.digest):
         return Decision.SUBJECT_MISMATCH
     if held.joined and run is not None:
         return Decision.REPLAYED
     if run is None:
-        return _without_run(intent, held, seen.fence)
-    if run.status is RunStatus.RUNNING and run.owner == start.owner:
+        return _without_run(held, seen.fence)
+    if run.status is RunStatus.RUNNING and run.owner == attempt.owner:
         admitted = seen.created or seen.fence.admits_existing_run(run.run_id)
         return Decision.STARTED if admitted else Decision.FENCED
     if run.ended or run.status is RunStatus.SUSPENDED:
@@ -94,7 +99,7 @@ def decide(start: Start, intent: Intent, seen: Seen) -> Decision:
     if run.status is RunStatus.RUNNING:
         return Decision.PENDING if run.lease_is_fresh else Decision.UNRESOLVABLE
     if held.state is ReservationState.RESERVED:
-        return _reserved(intent, held, seen.fence)
+        return _reserved(held, seen.fence)
     return Decision.UNRESOLVABLE
 
 
@@ -105,15 +110,15 @@ _MISMATCHES = {
 }
 
 
-def _without_run(intent: Intent, held: Reservation, gate: Fence) -> Decision:
-    """Settled and purged; or never started; or claimed by somebody who made no run."""
+def _without_run(held: Reservation, gate: Fence) -> Decision:
+    """The run was purged after its end, or never started, or its start made no run."""
     if held.state is ReservationState.TERMINAL:
         return Decision.ALREADY_SETTLED
     if held.state is ReservationState.RESERVED:
-        return _reserved(intent, held, gate)
+        return _reserved(held, gate)
     return Decision.UNRESOLVABLE
 
 
-def _reserved(intent: Intent, held: Reservation, gate: Fence) -> Decision:
-    admitted = gate.admits_start(intent.key, held.run_id)
+def _reserved(held: Reservation, gate: Fence) -> Decision:
+    admitted = gate.admits_start(held.key, held.run_id)
     return Decision.RESERVED if admitted else Decision.FENCED

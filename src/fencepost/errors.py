@@ -1,4 +1,4 @@
-"""The error tree: faults and bad input. Each error names its problem code (see `problems`).
+"""The error classes. Each error has a problem code (see `problems`).
 
     FencepostError
     ├── RequestError           the request itself: 4xx, nothing was written
@@ -6,7 +6,7 @@
     │   ├── IdempotencyKeyError
     │   ├── AuthError
     │   └── NotFound           not there, or another principal's
-    ├── Conflict               the request lost against what is stored; nothing was written
+    ├── Conflict               what is stored does not allow the request; nothing was written
     ├── Unavailable            not now; nothing was written
     │   ├── Fenced             the operator's fence does not admit it
     │   ├── FenceUnreadable    the fence cannot be read, so nothing is admitted
@@ -22,8 +22,8 @@
         ├── StorageUnreadable  a read failed
         └── Unknown            the reply was lost: it may have committed
 
-Competition lost in a verb on a run (somebody else owns it, its head moved, ...) is a value, a
-named outcome; it becomes a `Conflict` only at the HTTP surface.
+A verb on a run that is refused (another process owns the run, its history has a later event, ...)
+raises nothing. It returns a value, the outcome; `http/outcomes.py` makes a `Conflict` of it.
 """
 
 from __future__ import annotations
@@ -81,17 +81,17 @@ class AuthError(RequestError):
 
 
 class NotFound(RequestError):
-    """No such thing, or it is another principal's: the two are not told apart."""
+    """It does not exist, or it is another principal's: the answer is the same for both."""
 
     CODE = "NOT_FOUND"
 
 
 class Conflict(FencepostError):
-    """The request is well formed and lost against what is stored. Always has a code."""
+    """The request is well formed, and what is stored does not allow it. Always has a code."""
 
 
 class Unavailable(FencepostError):
-    """Not now. Nothing was written by this request."""
+    """Not possible now. This request wrote nothing."""
 
     CODE = "CONTENDED"
 
@@ -101,19 +101,19 @@ class Unavailable(FencepostError):
 
 
 class Fenced(Unavailable):
-    """The deployment's fence does not admit this work in its present state."""
+    """The deployment's fence, in its present state, does not admit this work."""
 
     CODE = "EXECUTION_FENCED"
 
 
 class FenceUnreadable(Unavailable):
-    """The fence cannot be read, or holds a state unknown to this build: closed."""
+    """The fence cannot be read, or has a state unknown to this build. Nothing is admitted."""
 
     CODE = "EXECUTION_FENCE_UNREADABLE"
 
 
 class RowCorrupt(Unavailable):
-    """A stored row breaks a rule. The rule is named, the row's content never."""
+    """A stored row breaks a rule. The error names the rule, never the row's content."""
 
     CODE = "ROW_CORRUPT"
 
@@ -122,7 +122,7 @@ class RowCorrupt(Unavailable):
 
 
 class SchemaMismatch(Unavailable):
-    """A table is not as this build knows it. Table and column are named, SQL never."""
+    """A table is not as this build knows it. The error names table and column, never SQL."""
 
     CODE = "SCHEMA_MISMATCH"
     ADVICE: ClassVar = "Nothing was written. It is not repaired; an operator must look."
@@ -141,13 +141,13 @@ class SchemaBehind(SchemaMismatch):
 
 
 class ColumnAbsent(SchemaMismatch):
-    """A row came without a column that this build reads; says nothing about what was written."""
+    """A row came without a column that this build reads. The batch may have written."""
 
     ADVICE = "It is not repaired; an operator must look."
 
 
 class StorageError(FencepostError):
-    """D1 failed. `message` is D1's own and stays out of every answer."""
+    """D1 failed. `message` is D1's own text, which no answer shows."""
 
     CODE = "STORAGE_REFUSED"
     DETAIL: ClassVar = "The database did not execute the request; nothing was written."
@@ -170,7 +170,7 @@ class ConstraintFailed(StorageError):
 
 
 class Refused(StorageError):
-    """D1 said, in band, that it did not run: overloaded, SQL or type error."""
+    """D1 answered that the batch did not run: overloaded, SQL error or type error."""
 
 
 class MissingColumn(Refused):
@@ -188,11 +188,11 @@ class Unknown(StorageError):
 
 
 class StorageUnreadable(StorageError):
-    """A read failed. Nothing was written, since nothing was to be."""
+    """A read failed. It wrote nothing."""
 
     CODE = "STORAGE_UNREADABLE"
     DETAIL = "The database could not be read; nothing was written."
 
 
-# What a start and a fence transition answer by bringing the schema forward.
+# After these a start and a fence transition bring the schema forward, and try again.
 NOT_READY = (MissingTable, MissingColumn, SchemaBehind)

@@ -26,7 +26,7 @@ from fencepost.snapshot import (
 )
 from fencepost.storage.d1 import Database
 from fencepost.storage.rows import Row, Rules, check_row, whole
-from fencepost.storage.sql import NOW_MS, Statement
+from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 
 class Stored(NamedTuple):
@@ -70,12 +70,12 @@ class Append(NamedTuple):
 # Decides: the history ends where the caller thinks, the owner, if one is named, holds the run,
 # and the fence admits existing work.
 _MOVE_HEAD = f"""
-UPDATE fencepost_runs SET head_sequence = ?5, head_hash = ?6,
-  write_token = ?4, updated_at_ms = MAX(COALESCE(?11, {NOW_MS}), updated_at_ms)
-WHERE run_id = ?1 AND {VISIBLE} AND {fence.admits_existing_run_sql("?1")}
-  AND head_sequence = ?5 - 1 AND head_hash = ?7
-  AND (?8 IS NULL OR (status = 'running'
-    AND owner_host_id = ?8 AND owner_pid = ?9 AND owner_nonce = ?10))
+UPDATE fencepost_runs SET head_sequence = :sequence, head_hash = :hash,
+  write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
+WHERE run_id = :run_id AND {VISIBLE} AND {fence.admits_existing_run_sql(":run_id")}
+  AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
+  AND (:host_id IS NULL OR (status = 'running'
+    AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce))
 RETURNING run_id
 """
 
@@ -114,10 +114,10 @@ async def _attempt(
 ) -> tuple[Outcome, Run, Event | None]:
     token, owner = mint_token(), addition.owner
     event = journal.next_event(head, addition.type, addition.payload)
-    who = (None, None, None) if owner is None else owner.columns
-    chain = (event.sequence, event.hash, head.hash)
+    who = dict.fromkeys(Owner._fields) if owner is None else owner.params
+    write: dict[str, Parameter] = {"run_id": run_id, "token": token, "now_ms": now_ms}
     statements = [
-        Statement(_MOVE_HEAD, (run_id, *scope(viewer), token, *chain, *who, now_ms)),
+        Statement(_MOVE_HEAD, **write, **scope(viewer), **event.params, **who),
         journal.append_statement(run_id, token, event),
     ]
     won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, event.sequence)
@@ -131,7 +131,8 @@ async def _attempt(
 # --- Reading -----------------------------------------------------------------------------
 
 _PAGE = """
-SELECT * FROM fencepost_events WHERE run_id = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3
+SELECT * FROM fencepost_events WHERE run_id = :run_id AND sequence > :after
+ORDER BY sequence LIMIT :limit
 """
 
 
@@ -146,9 +147,9 @@ async def page(
 async def _page(
     db: Database, run_id: str, viewer: Principal | None, after: int, limit: int
 ) -> tuple[Run, list[Row]]:
-    statements = [read_statement(run_id, viewer), Statement(_PAGE, (run_id, after, limit))]
+    events_after = Statement(_PAGE, run_id=run_id, after=after, limit=limit)
     try:
-        run, events = await db.read(statements)
+        run, events = await db.read([read_statement(run_id, viewer), events_after])
     except errors.MissingTable:
         raise not_found() from None
     return found(run), events.rows

@@ -10,8 +10,8 @@ predicates of `Fence` then name the refusal from the row read back in the same b
     arming future work                      yes     no            no         no
     queued work                             yes     yes           no         no
 
-Reads, cancel, release and fence administration always pass (contracts 1.4). A deployment that
-was never provisioned (no row, no table) is open.
+Reads, cancel, release and fence administration always pass. A deployment that was never
+provisioned (no row, no table) is open.
 """
 
 from __future__ import annotations
@@ -146,32 +146,32 @@ async def read(db: Database) -> Fence:
 # Decides: this run becomes the proof run, if its key is the proof key and no run was it yet.
 # Guarded by the token of the write that made the run's owner.
 _RECORD_PROOF_RUN = """
-UPDATE fencepost_fence SET proof_run_id = ?2
-WHERE state = 'proof-only' AND proof_key = ?1 AND proof_run_id IS NULL
-  AND EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = ?2 AND write_token = ?3)
+UPDATE fencepost_fence SET proof_run_id = :run_id
+WHERE state = 'proof-only' AND proof_key = :key AND proof_run_id IS NULL
+  AND EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token)
 """
 
 
 def record_proof_run_statement(key: str, run_id: str, token: str) -> Statement:
     """Binds a start with the proof key to the proof, inside the batch of that start."""
-    return Statement(_RECORD_PROOF_RUN, (key, run_id, token))
+    return Statement(_RECORD_PROOF_RUN, key=key, run_id=run_id, token=token)
 
 
 # --- Moving it ---------------------------------------------------------------------------
 
-# Decides: nobody provisioned a fence yet. ?1 is the state to begin with.
+# Decides: nobody provisioned a fence yet. :state is the state to begin with.
 _SEED = f"""
 INSERT INTO fencepost_fence (id, state, revision, updated_at_ms)
-VALUES ('deployment', ?1, 0, {NOW_MS}) ON CONFLICT (id) DO NOTHING
+VALUES ('deployment', :state, 0, {NOW_MS}) ON CONFLICT (id) DO NOTHING
 """
 
 
 def as_seed_file(state: FenceState) -> str:
     """The text of `schema/seed-<state>.sql`; a fence that exists is left as it is."""
-    return _SEED.strip().replace("?1", f"'{state}'") + ";\n"
+    return _SEED.strip().replace(":state", f"'{state}'") + ";\n"
 
 
-class Transition(NamedTuple):
+class FenceCommand(NamedTuple):
     """What an operator asks of the fence. `key` makes a retry of this very command converge."""
 
     expected: FenceState
@@ -189,8 +189,8 @@ class Transition(NamedTuple):
         return json.dumps(command, separators=(",", ":"))
 
 
-class Moved(StrEnum):
-    """What became of a transition."""
+class FenceOutcome(StrEnum):
+    """What became of a command."""
 
     MOVED = "moved"
     CONFLICT = "conflict"
@@ -201,35 +201,36 @@ class Moved(StrEnum):
 # command expects: then there is a row to move.
 _MATERIALISE = f"""
 INSERT INTO fencepost_fence (id, state, revision, updated_at_ms)
-SELECT 'deployment', 'open', 0, COALESCE(?3, {NOW_MS})
-WHERE ?1 = 'open' AND (?2 IS NULL OR ?2 = 0) ON CONFLICT (id) DO NOTHING
+SELECT 'deployment', 'open', 0, COALESCE(:now_ms, {NOW_MS})
+WHERE :expected = 'open' AND (:revision IS NULL OR :revision = 0) ON CONFLICT (id) DO NOTHING
 """
 
 # Decides: the fence is in the expected state, at the expected revision if one is given, and
 # this command did not move it before.
 _AUDIT_TRANSITION = f"""
 INSERT {audit.INTO}
-SELECT 'fence-transition', ?1, ?2, 'deployment', NULL,
+SELECT 'fence-transition', :principal_kind, :principal_id, 'deployment', NULL,
   json_object('state', state, 'revision', revision, 'proof_run_id', proof_run_id),
-  json_object('state', ?5, 'revision', revision + 1, 'proof_run_id', NULL),
-  ?7, MAX(COALESCE(?8, {NOW_MS}), updated_at_ms + 1)
+  json_object('state', :next, 'revision', revision + 1, 'proof_run_id', NULL),
+  :token, MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms + 1)
 FROM fencepost_fence
-WHERE state = ?3 AND (?4 IS NULL OR revision = ?4) AND transition_key IS NOT COALESCE(?6, '')
+WHERE state = :expected AND (:revision IS NULL OR revision = :revision)
+  AND transition_key IS NOT COALESCE(:key, '')
 RETURNING sequence
 """
 
 # Decides nothing: guarded by the audit row just written. Every transition clears the proof run.
 _TRANSITION = f"""
-UPDATE fencepost_fence SET state = ?1, revision = revision + 1, proof_key = ?2,
-  proof_run_id = NULL, transition_key = ?3, transition_receipt = ?4,
+UPDATE fencepost_fence SET state = :next, revision = revision + 1, proof_key = :proof_key,
+  proof_run_id = NULL, transition_key = :key, transition_receipt = :receipt,
   updated_at_ms = {audit.LAST_AT_MS}
-WHERE {audit.last_is("?5")}
+WHERE {audit.last_is(":token")}
 """
 
 
 async def transition(
-    db: Database, principal: Principal, command: Transition, now_ms: int | None = None
-) -> tuple[Moved, Fence]:
+    db: Database, principal: Principal, command: FenceCommand, now_ms: int | None = None
+) -> tuple[FenceOutcome, Fence]:
     """Move the fence, if it is where the command expects it; any pair of states is legal.
 
     A retry with the same key converges on the same answer, while no other command with a key
@@ -248,27 +249,42 @@ async def transition(
         written = await writes.write(db, intent)
     gate = Fence.from_rows(written.reads[0].rows)
     if written.won:
-        return Moved.MOVED, gate
+        return FenceOutcome.MOVED, gate
     return _converged(command, gate), gate
 
 
-def _converged(command: Transition, gate: Fence) -> Moved:
+def _converged(command: FenceCommand, gate: Fence) -> FenceOutcome:
     """What a command that did not move the fence finds: perhaps that it did so before."""
     if command.key is None or gate.transition_key != command.key:
-        return Moved.CONFLICT
+        return FenceOutcome.CONFLICT
     same = gate.transition_receipt == command.receipt
-    return Moved.MOVED if same else Moved.KEY_REUSED
+    return FenceOutcome.MOVED if same else FenceOutcome.KEY_REUSED
 
 
 def _transition_write(
-    principal: Principal, command: Transition, now_ms: int | None
+    principal: Principal, command: FenceCommand, now_ms: int | None
 ) -> writes.Write:
-    token, expected = mint_token(), command.expected
-    who, move = tuple(principal), (expected, command.revision, command.next, command.key)
-    receipt = (command.key, command.receipt, token)
+    token, expected, revision = mint_token(), command.expected, command.revision
     statements = [
-        Statement(_MATERIALISE, (expected, command.revision, now_ms)),
-        Statement(_AUDIT_TRANSITION, (*who, *move, token, now_ms)),
-        Statement(_TRANSITION, (command.next, command.proof_key, *receipt)),
+        Statement(_MATERIALISE, expected=expected, revision=revision, now_ms=now_ms),
+        Statement(
+            _AUDIT_TRANSITION,
+            principal_kind=principal.kind,
+            principal_id=principal.id,
+            expected=expected,
+            revision=revision,
+            next=command.next,
+            key=command.key,
+            token=token,
+            now_ms=now_ms,
+        ),
+        Statement(
+            _TRANSITION,
+            next=command.next,
+            proof_key=command.proof_key,
+            key=command.key,
+            receipt=command.receipt,
+            token=token,
+        ),
     ]
-    return writes.Write(statements, [read_statement()], writes.audit_receipt(token), decides=1)
+    return writes.Write(statements, [read_statement()], audit.receipt(token), decides=1)

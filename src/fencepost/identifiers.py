@@ -1,4 +1,4 @@
-"""Grammars of identifiers, and the two small values that every noun shares."""
+"""Grammars of identifiers; Principal and Target, which most modules use."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from fencepost import limits
 
-# contracts 1.1: path-safe, 1–200 characters, and not a path segment that URLs resolve away.
-# As JavaScript writes it, too: the API document shows the patterns.
+# Path-safe, 1–200 characters, and not `.` or `..`, which URLs resolve away. The patterns are valid
+# in JavaScript too, because the API document shows them.
 IDENTIFIER_PATTERN = rf"(?!\.{{1,2}}$)[A-Za-z0-9._~-]{{1,{limits.IDENTIFIER_CHARS_MAX}}}"
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
-# contracts 4: a letter or digit at both ends.
+# A letter or digit at both ends.
 OPERATION_ID_PATTERN = (
     rf"[A-Za-z0-9](?:[A-Za-z0-9._:-]{{0,{limits.OPERATION_ID_CHARS_MAX - 2}}}[A-Za-z0-9])?"
 )
@@ -58,17 +58,17 @@ class Target(NamedTuple):
 
 
 def is_identifier(text: str) -> bool:
-    """`[A-Za-z0-9._~-]`, 1–200 characters, not `.` or `..` (contracts 1.1)."""
+    """`[A-Za-z0-9._~-]`, 1–200 characters, not `.` or `..`."""
     return _IDENTIFIER.fullmatch(text) is not None
 
 
 def is_operation_id(text: str) -> bool:
-    """`[A-Za-z0-9._:-]`, 1–128 characters, letter or digit at both ends; case does not matter."""
+    """`[A-Za-z0-9._:-]`, 1–128 characters, letter or digit at both ends. Case is ignored."""
     return _OPERATION_ID.fullmatch(text) is not None
 
 
 def is_principal_id(text: str) -> bool:
-    """1–200 characters, not blank, no control characters (contracts 1.1)."""
+    """1–200 characters, not blank, no control characters."""
     return (
         0 < len(text) <= limits.IDENTIFIER_CHARS_MAX
         and not text.isspace()
@@ -78,7 +78,7 @@ def is_principal_id(text: str) -> bool:
 
 
 def is_owner_field(text: str) -> bool:
-    """1–1024 UTF-16 units, no NUL, no lone surrogate (contracts 3)."""
+    """1–1024 UTF-16 units, no NUL, no lone surrogate."""
     return (
         text != ""
         and "\0" not in text
@@ -88,7 +88,7 @@ def is_owner_field(text: str) -> bool:
 
 
 def is_well_formed(text: str) -> bool:
-    """Without lone surrogates, which no UTF-8 can carry."""
+    """Whether it has no lone surrogate, which UTF-8 cannot encode."""
     if text.isascii():
         return True
     try:
@@ -102,11 +102,11 @@ def mint_run_id() -> str:
     """A new run id: creation time in ms (hex), then 80 random bits.
 
     Ids sort roughly by creation, which keeps pages in order. The time is a hint for sorting
-    only: it comes from this isolate's clock, not from the database's.
+    only: it is this isolate's clock, not the database's.
     """
     return f"run_{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
 
 
 def mint_token() -> str:
-    """128 random bits: names one attempt to write, or one owner."""
+    """128 random bits (hex), to name one attempt to write, or one owner."""
     return os.urandom(16).hex()

@@ -1,4 +1,4 @@
-"""What a deployment still owes: the work that a drain must wait for (contracts 1.5).
+"""What a deployment still owes: the work that a drain must wait for.
 
 Pure SELECTs, through a `Reader` that cannot write. Pages are keyset pages in the order of an
 index: rows that come or go move no other row. A row that breaks a rule counts as work and is
@@ -8,19 +8,15 @@ named, so that it cannot hide.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fencepost import errors, limits
-from fencepost.http import serialize
 from fencepost.operations import Operation
 from fencepost.reservation import Reservation
 from fencepost.runs import Run
 from fencepost.storage.d1 import Reader, Result
 from fencepost.storage.rows import Row
 from fencepost.storage.sql import NOW_MS, Statement
-
-if TYPE_CHECKING:
-    from fencepost.http import operator_representations as operators
 
 # Tables that hold no work of their own, and why; the census test knows every table.
 EXCUSED = {
@@ -43,8 +39,9 @@ SELECT COUNT(*) AS n FROM (
 """
 _PAGE_RUNS = f"""
 SELECT *, {NOW_MS} AS now_ms FROM fencepost_runs
-WHERE (status, principal_kind, principal_id, run_id) > (MAX(?1, 'pending'), ?2, ?3, ?4)
-ORDER BY status, principal_kind, principal_id, run_id LIMIT ?5
+WHERE (status, principal_kind, principal_id, run_id) > (MAX(:after_status, 'pending'),
+  :after_principal_kind, :after_principal_id, :after_run_id)
+ORDER BY status, principal_kind, principal_id, run_id LIMIT :limit
 """
 
 _COUNT_RESERVATIONS = f"""
@@ -53,7 +50,8 @@ SELECT COUNT(*) AS n FROM (
 """
 _PAGE_RESERVATIONS = """
 SELECT * FROM fencepost_reservations
-WHERE state <> 'terminal' AND (run_id, key) > (?1, ?2) ORDER BY run_id, key LIMIT ?3
+WHERE state <> 'terminal' AND (run_id, key) > (:after_run_id, :after_key)
+ORDER BY run_id, key LIMIT :limit
 """
 
 # An operation that runs in a run that has ended can do nothing any more: nobody owns its run.
@@ -66,9 +64,20 @@ _PAGE_OPERATIONS = f"""
 SELECT step.*, {NOW_MS} AS now_ms
 FROM fencepost_operations AS step LEFT JOIN fencepost_runs AS run USING (run_id)
 WHERE step.state = 'running' AND run.finished_at_ms IS NULL
-  AND (step.run_id, step.operation_id) > (?1, ?2)
-ORDER BY step.run_id, step.operation_id LIMIT ?3
+  AND (step.run_id, step.operation_id) > (:after_run_id, :after_operation_id)
+ORDER BY step.run_id, step.operation_id LIMIT :limit
 """
+
+
+Owed = Run | Reservation | Operation
+
+
+class Corrupt(NamedTuple):
+    """A row that breaks `rule`; it is named by the last `column` of its cursor."""
+
+    column: str
+    value: Any
+    rule: str
 
 
 class Category(NamedTuple):
@@ -79,7 +88,7 @@ class Category(NamedTuple):
     keys: tuple[str, ...]
     count_sql: str
     page_sql: str
-    shape: Callable[[Row], Any]
+    from_row: Callable[[Row], Owed]
     kind: str = "work"
 
 
@@ -92,7 +101,7 @@ CATEGORIES = {
             ("status", "principal_kind", "principal_id", "run_id"),
             _COUNT_RUNS,
             _PAGE_RUNS,
-            lambda row: serialize.run_json(Run.from_row(row), content=False),
+            Run.from_row,
         ),
         Category(
             "start-reservations",
@@ -100,7 +109,7 @@ CATEGORIES = {
             ("run_id", "key"),
             _COUNT_RESERVATIONS,
             _PAGE_RESERVATIONS,
-            lambda row: serialize.reservation_json(Reservation.from_row(row)),
+            Reservation.from_row,
         ),
         Category(
             "operations",
@@ -108,18 +117,10 @@ CATEGORIES = {
             ("run_id", "operation_id"),
             _COUNT_OPERATIONS,
             _PAGE_OPERATIONS,
-            lambda row: _operation(Operation.from_row(row)),
+            Operation.from_row,
         ),
     )
 }
-
-
-def _operation(operation: Operation) -> operators.OwedOperation:
-    return {
-        "run_id": operation.run_id,
-        **serialize.seen_operation_json(operation),
-        "lease_expires_at_ms": operation.lease_expires_at_ms,
-    }
 
 
 class Counted(NamedTuple):
@@ -134,37 +135,40 @@ class Counted(NamedTuple):
         return cls(min(n, limits.COUNT_MAX), n > limits.COUNT_MAX)
 
 
-class Page(NamedTuple):
+class CategoryPage(NamedTuple):
     """`counted` only on the first page; `cursor` only when the page filled."""
 
-    items: list[Any]
+    items: list[Owed | Corrupt]
     cursor: tuple[str, ...] | None
     counted: Counted | None
 
 
 async def page(
     reader: Reader, category: Category, after: tuple[str, ...] | None, limit: int
-) -> Page:
+) -> CategoryPage:
     """A page of one category; an absent table is an empty page without a count."""
     first = after is None
-    statements = [Statement(category.page_sql, (*(after or ("",) * len(category.keys)), limit))]
+    place = zip(category.keys, after or ("",) * len(category.keys), strict=True)
+    values = {f"after_{key}": value for key, value in place}
+    statements = [Statement(category.page_sql, **values, limit=limit)]
     if first:
         statements.append(Statement(category.count_sql))
     try:
         results = await reader.read(statements)
     except errors.MissingTable:
-        return Page([], None, None)
+        return CategoryPage([], None, None)
     rows = results[0].rows
     cursor = tuple(str(rows[-1][key]) for key in category.keys) if len(rows) == limit else None
     counted = Counted.of(results[1]) if first else None
-    return Page([_item(category, row) for row in rows], cursor, counted)
+    return CategoryPage([_item(category, row) for row in rows], cursor, counted)
 
 
-def _item(category: Category, row: Row) -> Any:
+def _item(category: Category, row: Row) -> Owed | Corrupt:
     try:
-        return category.shape(row)
+        return category.from_row(row)
     except errors.RowCorrupt as broken:
-        return {category.keys[-1]: row[category.keys[-1]], "corrupt": broken.members["rule"]}
+        column = category.keys[-1]
+        return Corrupt(column, row[column], broken.members["rule"])
 
 
 async def counts(reader: Reader) -> dict[str, Counted]:

@@ -1,8 +1,8 @@
 """A run's history: events chained by hash, appended in the batch of the change they record.
 
 hash = SHA-256 (hex) over RFC 8785 canonical JSON of `{sequence, type, payload, prior_hash}`;
-the first prior hash is 64 zeros; sequences count from 1 without gaps (contracts 4). The run
-row holds the head, and an append is a compare-and-set on it.
+the first prior hash is 64 zeros; sequences count from 1 without gaps. The run row holds
+the head, and an append is a compare-and-set on it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from fencepost.storage.sql import Statement
+from fencepost.storage.sql import Parameter, Statement
 
 GENESIS_HASH = "0" * 64
 
@@ -53,6 +53,11 @@ class Event(NamedTuple):
     @property
     def head(self) -> Head:
         return Head(self.sequence, self.hash)
+
+    @property
+    def params(self) -> dict[str, Parameter]:
+        """`:sequence`, `:hash` and `:prior_hash`: its place in the chain."""
+        return {"sequence": self.sequence, "hash": self.hash, "prior_hash": self.prior_hash}
 
 
 def canonical(value: Any) -> bytes:
@@ -112,8 +117,8 @@ def event_hash(prior: Head, type: str, payload_json: str) -> str:
 _APPEND = """
 INSERT INTO fencepost_events
   (run_id, sequence, type, payload, prior_hash, hash, write_token, created_at_ms)
-SELECT run_id, ?3, ?4, ?5, ?6, ?7, ?2, updated_at_ms
-FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2
+SELECT run_id, :sequence, :type, :payload, :prior_hash, :hash, :token, updated_at_ms
+FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token
 """
 
 
@@ -121,13 +126,9 @@ def append_statement(run_id: str, token: str, event: Event) -> Statement:
     """Stores `event`; the write named by `token` has set the run's head to it."""
     return Statement(
         _APPEND,
-        (
-            run_id,
-            token,
-            event.sequence,
-            event.type,
-            event.payload_json,
-            event.prior_hash,
-            event.hash,
-        ),
+        run_id=run_id,
+        token=token,
+        type=event.type,
+        payload=event.payload_json,
+        **event.params,
     )

@@ -1,22 +1,22 @@
 """Every limit by name, with its unit last and its reason."""
 
-# What D1 takes (Cloudflare D1 limits).
+# What D1 takes: https://developers.cloudflare.com/d1/platform/limits/
 PARAMETERS_MAX = 100  # bound parameters a statement
 SQL_BYTES_MAX = 100_000  # text of one statement
 VALUE_BYTES_MAX = 2_000_000  # one string, and one whole row; not enforced by the local D1
 
-# Statements kept prepared, by their text; this service has some forty.
+# Statements kept prepared, by their text. This service has about forty.
 PREPARED_MAX = 256
 
-# What a JavaScript number holds exactly: D1 answers are JSON numbers.
+# The largest integer that a JavaScript number holds exactly: D1 answers with JSON numbers.
 INTEGER_MAX = 2**53 - 1
 
-# Identifiers: keys, runs, targets, threads, lineages (contracts 1.1).
+# Identifiers: keys, runs, targets, threads, lineages.
 IDENTIFIER_CHARS_MAX = 200
-# Owner fields (contracts 3); UTF-16 units.
+# Owner fields, in UTF-16 units.
 OWNER_FIELD_UNITS_MAX = 1024
 
-# Request bodies (design 11). A start's input becomes the first state of its run.
+# Request bodies. A start's input becomes the first state of its run.
 BODY_BYTES_MAX = 1_048_576
 JSON_DEPTH_MAX = 128
 JSON_VALUES_MAX = 100_000
@@ -24,41 +24,41 @@ STATE_BYTES_MAX = 1_048_576
 # State and result share a row: together they must stay under VALUE_BYTES_MAX.
 RESULT_BYTES_MAX = 900_000
 
-# Bearer tokens longer than this are refused unhashed (contracts 1.7).
+# Longer bearer tokens are refused before they are hashed.
 TOKEN_CHARS_MAX = 256
 
-# Leases (design 11): long enough for one slow heartbeat, short enough to notice a death.
+# Leases: long enough for one slow heartbeat, short enough to notice soon that an owner died.
 LEASE_MS_DEFAULT = 30_000
 LEASE_MS_MIN = 1_000
 LEASE_MS_MAX = 3_600_000
 
-# Operations (contracts 4): a name; a lease of at most a day, since a step is no run.
+# Operations: the length of a name; a lease lasts at most a day, because a step is short.
 OPERATION_ID_CHARS_MAX = 128
 OPERATION_TTL_MS_MAX = 86_400_000
 
-# Waiting for the end of a run (design 6): one request must not outlive a client's patience.
+# Waiting for the end of a run: no longer than a client keeps a request open.
 WAIT_S_MAX = 30
 # Pauses between two looks at D1 while waiting; the last one repeats.
 WAIT_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
-# What Retry-After says while a run is alive (its lease may end sooner).
+# Retry-After while a run is being executed; less if its lease ends sooner.
 PENDING_RETRY_AFTER_S = 5
-# What Retry-After says when the fence is closed or the database is not answering.
+# Retry-After when the fence is closed or the database does not answer.
 UNAVAILABLE_RETRY_AFTER_S = 5
 
-# Pages (contracts 1.5).
+# Pages of lists.
 PAGE_ITEMS_DEFAULT = 100
 PAGE_ITEMS_MAX = 200
 CURSOR_CHARS_MAX = 1024
-# How far an inventory counts: D1 bills the rows that it reads, and a drain asks again and again.
+# An inventory counts up to this: D1 bills the rows read, and a drain asks for the counts often.
 COUNT_MAX = 1_000
-# Other names of a provisional subject (contracts 4).
+# Aliases of a provisional subject.
 ALIASES_MAX = 4
 # Events that an integrity check reads at a time.
 INTEGRITY_PAGE_ITEMS = 500
-# The canonical payload of one event; it shares a row with two hashes.
+# The canonical payload of one event. Its row also holds two hashes.
 PAYLOAD_BYTES_MAX = 1_048_576
 
-# Retention (contracts 1.6): a month to look at what ran, a year in which a key stays spent.
+# Retention: runs are kept for a month; a key cannot be started again for a year.
 RUN_RETENTION_DAYS_DEFAULT = 30
 KEY_RETENTION_DAYS_DEFAULT = 365
 RETENTION_DAYS_MAX = 36_500
@@ -67,13 +67,13 @@ PURGE_CHUNK_ROWS = 100
 PURGE_ROWS_DEFAULT = 1_000
 PURGE_ROWS_MAX = 10_000
 
-# Delivery bindings: one transaction each request; a proof is evidence, not the thing itself.
+# Delivery bindings of one request, which is one transaction. A proof is evidence, so it is small.
 BINDINGS_MAX = 50
 APPROVAL_PROOF_BYTES_MAX = 16_384
 
-# An operator's note (UTF-16 units do not matter here: it is for people).
+# An operator's note, in characters.
 NOTE_CHARS_MAX = 1_000
 
-# How often a write that lost a race for the head of a history, or for a reservation,
-# reads again and retries before it tells the caller (design 8).
+# How often a write tries in all when another one moves the head of the history, or takes the
+# reservation, first. After that the caller gets CONTENDED.
 RACE_ATTEMPTS_MAX = 3

@@ -2,8 +2,8 @@
 
 The lineage of a run is L: its own lineage id, or its run id if it has none. Members are the
 principal's runs with lineage id L, and the run named L itself if its lineage is none or L; a
-run named L that belongs to another lineage is no member, nor are forks by `parent_run_id`
-(contracts 3). Ordered by round, then run id; the run L without a round comes first.
+run named L that belongs to another lineage is no member, nor are forks by `parent_run_id`.
+Ordered by round, then run id; the run L without a round comes first.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fencepost.snapshot import VISIBLE, not_found, scope
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Statement
 
-# The lineage of the run in ?1, as its viewer may see it. One row, or none.
+# The lineage of the run `:run_id`, as its viewer may see it. One row, or none.
 ROOT = f"""
 SELECT COALESCE(lineage_id, run_id) AS id, principal_kind AS kind, principal_id AS who
-FROM fencepost_runs WHERE run_id = ?1 AND {VISIBLE}"""
+FROM fencepost_runs WHERE run_id = :run_id AND {VISIBLE}"""
 
 # A member with a round, and the one without; each finds its rows by an index.
 _ROUNDS = (
@@ -32,13 +32,13 @@ _SELF = (
 _PAGE = f"""
 SELECT member.*, -1 AS position, {NOW_MS} AS now_ms
 FROM ({ROOT}) AS root JOIN fencepost_runs AS member ON {_SELF}
-WHERE (-1, member.run_id) > (?4, ?5)
+WHERE (-1, member.run_id) > (:after_round, :after_run_id)
 UNION ALL
 SELECT * FROM (
   SELECT member.*, lineage_round AS position, {NOW_MS} AS now_ms
   FROM ({ROOT}) AS root JOIN fencepost_runs AS member ON {_ROUNDS}
-  WHERE (lineage_round, member.run_id) > (?4, ?5)
-  ORDER BY lineage_round, member.run_id LIMIT ?6)
+  WHERE (lineage_round, member.run_id) > (:after_round, :after_run_id)
+  ORDER BY lineage_round, member.run_id LIMIT :limit)
 """
 
 _EXISTS = f"SELECT 1 AS one FROM ({ROOT})"
@@ -55,14 +55,14 @@ async def page(
 
     `after` is (round, run id) of the last one seen; the round of the run L itself is −1.
     """
-    values = (run_id, *scope(viewer))
+    member = {"run_id": run_id, **scope(viewer)}
+    round, last = after or (-2, "")
+    statements = [
+        Statement(_EXISTS, **member),
+        Statement(_PAGE, **member, after_round=round, after_run_id=last, limit=limit),
+    ]
     try:
-        exists, members = await db.read(
-            [
-                Statement(_EXISTS, values),
-                Statement(_PAGE, (*values, *(after or (-2, "")), limit)),
-            ]
-        )
+        exists, members = await db.read(statements)
     except errors.MissingTable:
         raise not_found() from None
     if not exists.rows:
@@ -85,7 +85,7 @@ WHERE run_id = ({LATEST_ID})
 
 def latest_statement(run_id: str, viewer: Principal | None) -> Statement:
     """The last round of the lineage of a run: one row or none, for `Run.from_row`."""
-    return Statement(_LATEST, (run_id, *scope(viewer)))
+    return Statement(_LATEST, run_id=run_id, **scope(viewer))
 
 
 async def latest(db: Database, run_id: str, viewer: Principal | None) -> Run:

@@ -1,7 +1,7 @@
 """State machines as data: the states of a run's own work, beside the run's status.
 
-A run may name a machine at its start, and then moves only along that machine's table. Another
-machine is added to MACHINES with one table; nothing else has to know of it.
+A run may name a machine at its start. It then moves only along that machine's table. To add a
+machine, add its table to MACHINES; no other module changes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from fencepost.runs import MachineState, RunStatus
 
 
 class Machine(NamedTuple):
-    """`moves` names, for each state, the states that may follow it; `ends` the status in which
-    a run ends that reaches this state; `coded` the states that may say why, by a code."""
+    """`moves`: for each state, the states that may follow it. `ends`: for each final state, the
+    status in which the run ends. `coded`: the states that may have a code (a reason).
+    """
 
     name: str
     initial: str
@@ -25,7 +26,7 @@ class Machine(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A step of a run's machine: the state it goes to, and a code that says why."""
+    """A step of a run's machine: the state that it goes to, and a code (the reason) or None."""
 
     to: str
     code: str | None = None
@@ -36,14 +37,14 @@ class Move(NamedTuple):
 
 
 def _table(text: str) -> dict[str, frozenset[str]]:
-    """Reads lines of `state: next next …`; a state without a line of its own has no next."""
+    """Reads lines of `state: next next …`; a state without its own line has no next."""
     lines = [line.split(":") for line in text.strip().splitlines()]
     moves = {state.strip(): frozenset(following.split()) for state, following in lines}
     reached = frozenset().union(*moves.values())
     return {**moves, **{state: frozenset() for state in reached - moves.keys()}}
 
 
-# Contracts 4, word for word.
+# The delivery machine of docs/states.md.
 _DELIVERY = Machine(
     name="delivery",
     initial="created",
@@ -77,9 +78,9 @@ recovering: applying paused completed discarded rejected
 def registry(machines: Iterable[Machine]) -> dict[str, Machine]:
     """The machines by name.
 
-    Raises ValueError for a table that is none, and for two machines that end a run differently
-    in a state of the same name: a transition with an expected head does not read the run first,
-    and must know the status that it writes.
+    Raises ValueError for an invalid table, and for two machines that end a run with different
+    statuses in a state of the same name. A transition with an expected head does not read the run
+    first, so the name of the state alone must give the status.
     """
     found: dict[str, Machine] = {}
     for machine in machines:
@@ -108,10 +109,10 @@ def start_of(name: str | None) -> tuple[str | None, str | None]:
 
 
 def admitting(to: RunStatus, move: Move | None) -> frozenset[tuple[str, str]] | None:
-    """The (machine, state)s from which a transition is legal, or None if from every one.
+    """The pairs (machine, state) from which a transition is legal; None if every one is.
 
-    A move must be in the machine's table, and a run is completed only with a machine that has
-    ended, by this move or before. Every other status is open to a machine that stays.
+    A move must be in the machine's table. A run can be completed only when its machine has ended,
+    by this move or before. Every other status is allowed when the machine does not move.
     """
     if move is not None:
         return frozenset(
@@ -126,13 +127,13 @@ def admitting(to: RunStatus, move: Move | None) -> frozenset[tuple[str, str]] | 
 
 
 def admitting_json(to: RunStatus, move: Move | None) -> str | None:
-    """`admitting`, as the list of "machine state" that the UPDATE compares with."""
+    """`admitting` as JSON, a list of "machine state", which the UPDATE compares with."""
     admitted = admitting(to, move)
     return None if admitted is None else json.dumps(sorted(" ".join(pair) for pair in admitted))
 
 
 def admits(at: MachineState | None, to: RunStatus, move: Move | None) -> bool:
-    """Whether a run whose machine is `at` may make this transition; the same rule as the SQL."""
+    """Whether a run whose machine is `at` may make this transition; the same rule as in SQL."""
     if at is None:
         return move is None
     admitted = admitting(to, move)

@@ -1,4 +1,4 @@
-"""Operations: named, leased, replayable steps inside a run (contracts 4): the row, and reading it.
+"""Operations: named, leased, replayable steps inside a run: the row, and reading it.
 
 What may be done to one, and by whom, is `leases`. Reads never write: a lease that lapsed is
 displayed as lapsed, and marked interrupted by the owner's next POST.
@@ -17,7 +17,7 @@ from fencepost.snapshot import VISIBLE, scope
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database
 from fencepost.storage.rows import Row, Rules, check_row, whole
-from fencepost.storage.sql import NOW_MS, Statement
+from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 TABLE = "fencepost_operations"
 
@@ -28,7 +28,7 @@ class OperationState(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-class Outcome(StrEnum):
+class StepOutcome(StrEnum):
     """What became of a verb on an operation: the winners, then the losses."""
 
     ACQUIRED = "acquired"
@@ -47,10 +47,10 @@ class Outcome(StrEnum):
 
 LOSSES = frozenset(
     {
-        Outcome.FENCE_LOST,
-        Outcome.OPERATION_CONFLICT,
-        Outcome.OPERATION_ALREADY_RUNNING,
-        Outcome.LEASE_FENCED,
+        StepOutcome.FENCE_LOST,
+        StepOutcome.OPERATION_CONFLICT,
+        StepOutcome.OPERATION_ALREADY_RUNNING,
+        StepOutcome.LEASE_FENCED,
     }
 )
 
@@ -124,20 +124,20 @@ class Step(NamedTuple):
     id: str
 
     @property
-    def params(self) -> tuple[str | int | None, ...]:
-        """?1 to ?7 of every write."""
-        who = self.owner.columns
-        return (self.run_id, *scope(self.viewer), *who, self.id)
+    def params(self) -> dict[str, Parameter]:
+        """What every write binds: the run, who sees it, its owner, and the operation."""
+        run: dict[str, Parameter] = {"run_id": self.run_id, **scope(self.viewer)}
+        return {**run, **self.owner.params, "operation_id": self.id}
 
 
 # The run without its state and result, which no operation needs.
 _READ_RUN = f"""
-SELECT fencepost_runs.*, COALESCE(?4, {NOW_MS}) AS now_ms FROM fencepost_runs
-WHERE run_id = ?1 AND {VISIBLE}
+SELECT fencepost_runs.*, COALESCE(:now_ms, {NOW_MS}) AS now_ms FROM fencepost_runs
+WHERE run_id = :run_id AND {VISIBLE}
 """
 _READ = f"""
-SELECT *, COALESCE(?3, {NOW_MS}) AS now_ms FROM fencepost_operations
-WHERE run_id = ?1 AND operation_id = ?2
+SELECT *, COALESCE(:now_ms, {NOW_MS}) AS now_ms FROM fencepost_operations
+WHERE run_id = :run_id AND operation_id = :operation_id
 """
 
 
@@ -145,8 +145,8 @@ def _reads(
     run_id: str, viewer: Principal | None, id: str, now_ms: int | None = None
 ) -> list[Statement]:
     return [
-        Statement(_READ_RUN, (run_id, *scope(viewer), now_ms)),
-        Statement(_READ, (run_id, id, now_ms)),
+        Statement(_READ_RUN, run_id=run_id, **scope(viewer), now_ms=now_ms),
+        Statement(_READ, run_id=run_id, operation_id=id, now_ms=now_ms),
     ]
 
 
@@ -169,7 +169,7 @@ def not_found() -> errors.NotFound:
     return errors.NotFound("There is no such operation in this run.", code="OPERATION_NOT_FOUND")
 
 
-class Seen(NamedTuple):
+class ReadBack(NamedTuple):
     """What a verb left behind, read back in its batch."""
 
     run: Run
@@ -184,13 +184,13 @@ class Seen(NamedTuple):
 
 _RECEIPT = """
 SELECT 1 AS landed FROM fencepost_operations
-WHERE run_id = ?1 AND operation_id = ?2 AND write_token = ?3
+WHERE run_id = :run_id AND operation_id = :operation_id AND write_token = :token
 """
 
 
 async def verb(
     db: Database, step: Step, statements: list[Statement], token: str, now_ms: int | None
-) -> Seen:
+) -> ReadBack:
     """Run a verb's statements, which write `token`, and read run, operation and fence back.
 
     One batch; without statements a read. Whether the verb won is for its token to say.
@@ -199,7 +199,7 @@ async def verb(
     run is there and the table is not.
     """
     reads = [*_reads(step.run_id, step.viewer, step.id, now_ms), fence.read_statement()]
-    receipt = Statement(_RECEIPT, (step.run_id, step.id, token))
+    receipt = Statement(_RECEIPT, run_id=step.run_id, operation_id=step.id, token=token)
     try:
         written = await writes.write(db, writes.Write(statements, reads, receipt))
     except errors.MissingTable:
@@ -208,4 +208,4 @@ async def verb(
     row, stored, gate = written.reads
     run = snapshot.found(row)
     operation = Operation.from_row(stored.rows[0]) if stored.rows else None
-    return Seen(run, operation, Fence.from_rows(gate.rows))
+    return ReadBack(run, operation, Fence.from_rows(gate.rows))

@@ -1,12 +1,12 @@
 """Who owns a run, and for how long: grants, heartbeats, takeovers.
 
-A grant is a compare-and-set in one batch: first the ownership facts, written only if the grant
-is admitted, then the run, guarded by the fact just written. Each grant raises the generation by
-one. A lease that lapsed may move the ownership to somebody who gives evidence; it never frees
-the reservation. All times are the database's; nothing here trusts a caller's clock.
+A grant is a compare-and-set in one batch. It first writes the ownership facts, if the grant is
+admitted, and then the run, if the fact was written. Each grant raises the generation by one. After
+a lease has lapsed, another process can own the run by giving evidence. The reservation is never
+freed by that. All times are the database's; a caller's clock is never used.
 
-Not guaranteed: that a former owner has stopped working. Pass the generation on to whatever the
-run calls, and let it refuse lower ones.
+Not guaranteed: that a former owner has stopped working. The generation is a fencing token: pass it
+to every system that the run calls, and let that system refuse a lower one.
 """
 
 from __future__ import annotations
@@ -21,66 +21,77 @@ from fencepost.storage.d1 import Database
 from fencepost.storage.rows import Row, Rules, check_row, whole
 from fencepost.storage.sql import NOW_MS, Statement
 
-# A run that runs belongs to somebody: only evidence about that very owner opens it (contracts
-# 3): the same host saw the process dead, another host lost it, or its lease has ended.
+# A running run has an owner. Another process can own it only with evidence about that owner: its
+# lease has ended, its process is dead on the same host, or its host cannot be reached
+# (docs/states.md).
 EVIDENCE_KINDS = ("lease-expired", "same-host-pid-dead", "cross-host-unreachable-stale")
 
 
 class Evidence(NamedTuple):
-    """Why the present owner is believed dead. Staleness is judged here, by the lease."""
+    """Why the caller believes that the present owner is dead.
+
+    The kind is the caller's word. Whether the lease has lapsed is checked here.
+    """
 
     kind: str
     expected_owner: Owner
 
     def keeps_its_rule(self, claimant: Owner) -> bool:
-        """Whether its kind fits the hosts of the claimant and of the owner that it names."""
+        """Whether its kind fits the host of the claimant and the host of the owner it names."""
         same_host = claimant.host_id == self.expected_owner.host_id
         return self.kind == "lease-expired" or (self.kind == "same-host-pid-dead") == same_host
 
 
-# Decides: the run waits for an owner, or runs under a lease that lapsed and the claimant is
-# the owner itself or has evidence about it (?7 … ?10); nobody claims it; the fence admits
-# existing work. Writes the facts of the grant, which differ by whom it was taken from.
+def expected_params(owner: Owner | None) -> dict[str, str | int | None]:
+    """`:expected_host_id`, `:expected_pid`, `:expected_nonce`: the owner in the evidence."""
+    return {f"expected_{name}": getattr(owner, name, None) for name in Owner._fields}
+
+
+# Decides: the run waits for an owner, or its lease has lapsed and the caller is the owner or has
+# evidence about it (`:evidence_kind`, `:expected_…`); no claim stands; the fence admits existing
+# work. Writes the facts of the grant. They depend on who owned the run before.
 _GRANT_FACTS = f"""
 WITH step (taken_from, position, type) AS (VALUES
   ('nobody', 1, 'claimed'), ('nobody', 2, 'activated'),
   ('self', 1, 'released'), ('self', 2, 'claimed'), ('self', 3, 'activated'),
   ('rival', 1, 'stolen'), ('rival', 2, 'activated')),
-clock AS MATERIALIZED (SELECT COALESCE(?12, {NOW_MS}) AS now_ms),
+clock AS MATERIALIZED (SELECT COALESCE(:now_ms, {NOW_MS}) AS now_ms),
 grantable AS (
   SELECT run_id, generation, MAX(now_ms, updated_at_ms) AS at_ms,
     CASE WHEN status <> 'running' THEN 'nobody'
-      WHEN (owner_host_id, owner_pid, owner_nonce) = (?4, ?5, ?6) THEN 'self'
+      WHEN (owner_host_id, owner_pid, owner_nonce) = (:host_id, :pid, :nonce) THEN 'self'
       ELSE 'rival' END AS taken_from
   FROM fencepost_runs, clock
-  WHERE run_id = ?1 AND {VISIBLE} AND claimed_at_ms IS NULL
-    AND {fence.admits_existing_run_sql("?1")}
+  WHERE run_id = :run_id AND {VISIBLE} AND claimed_at_ms IS NULL
+    AND {fence.admits_existing_run_sql(":run_id")}
     AND (status IN ('pending', 'suspended')
       OR (status = 'running' AND lease_expires_at_ms < now_ms
-        AND ((owner_host_id, owner_pid, owner_nonce) = (?4, ?5, ?6)
-          OR ((owner_host_id, owner_pid, owner_nonce) = (?8, ?9, ?10)
-            AND (?7 = 'lease-expired' OR (?7 = 'same-host-pid-dead') = (?4 = ?8)))))))
+        AND ((owner_host_id, owner_pid, owner_nonce) = (:host_id, :pid, :nonce)
+          OR ((owner_host_id, owner_pid, owner_nonce)
+              = (:expected_host_id, :expected_pid, :expected_nonce)
+            AND (:evidence_kind = 'lease-expired'
+              OR (:evidence_kind = 'same-host-pid-dead') = (:host_id = :expected_host_id)))))))
 INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
   generation, granted_at_ms, write_token, at_ms)
 SELECT run_id,
-  position + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = ?1), 0),
-  type, ?4, ?5, ?6, generation + (type = 'activated'),
-  CASE WHEN type <> 'released' THEN at_ms END, ?11, at_ms
+  position + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id), 0),
+  type, :host_id, :pid, :nonce, generation + (type = 'activated'),
+  CASE WHEN type <> 'released' THEN at_ms END, :token, at_ms
 FROM grantable JOIN step USING (taken_from)
 RETURNING run_id
 """
 
-# Decides nothing: guarded by the fact just written, from which it takes its time.
+# Decides nothing: guarded by the fact just written. Its time is the fact's time.
 _GRANT = """
 UPDATE fencepost_runs SET status = 'running',
-  owner_host_id = ?3, owner_pid = ?4, owner_nonce = ?5, generation = generation + 1,
-  heartbeat_at_ms = fact.at_ms, lease_ms = COALESCE(?6, lease_ms),
-  lease_expires_at_ms = fact.at_ms + COALESCE(?6, lease_ms),
+  owner_host_id = :host_id, owner_pid = :pid, owner_nonce = :nonce, generation = generation + 1,
+  heartbeat_at_ms = fact.at_ms, lease_ms = COALESCE(:lease_ms, lease_ms),
+  lease_expires_at_ms = fact.at_ms + COALESCE(:lease_ms, lease_ms),
   started_at_ms = COALESCE(started_at_ms, fact.at_ms),
-  write_token = ?2, updated_at_ms = fact.at_ms
+  write_token = :token, updated_at_ms = fact.at_ms
 FROM (SELECT at_ms, write_token AS token FROM fencepost_ownership
-  WHERE run_id = ?1 ORDER BY sequence DESC LIMIT 1) AS fact
-WHERE run_id = ?1 AND fact.token = ?2
+  WHERE run_id = :run_id ORDER BY sequence DESC LIMIT 1) AS fact
+WHERE run_id = :run_id AND fact.token = :token
 """
 
 
@@ -94,19 +105,18 @@ async def own(
     evidence: Evidence | None = None,
     now_ms: int | None = None,
 ) -> tuple[Outcome, Run]:
-    """Take a run that waits for an owner, or whose owner's lease lapsed. One round trip.
+    """Own a run that waits for an owner, or whose owner's lease lapsed. One round trip.
 
-    `lease_ms` None keeps the run's own. Losses, in order: already_claimed, heartbeat_fresh,
+    `lease_ms` (milliseconds) None keeps the lease length of the run. Losses, in order: already_claimed, heartbeat_fresh,
     evidence_required, snapshot_changed. Raises NotFound and Fenced.
     """
-    token, who = mint_token(), owner.columns
-    proof: tuple[str | int | None, ...] = (None, None, None, None)
-    if evidence is not None:
-        expected = evidence.expected_owner
-        proof = (evidence.kind, *expected.columns)
+    token = mint_token()
+    kind, expected = (None, None) if evidence is None else evidence
+    grant = {"run_id": run_id, "token": token, **owner.params}
+    proof = {"evidence_kind": kind, **expected_params(expected)}
     statements = [
-        Statement(_GRANT_FACTS, (run_id, *scope(viewer), *who, *proof, token, now_ms)),
-        Statement(_GRANT, (run_id, token, *who, lease_ms)),
+        Statement(_GRANT_FACTS, **grant, **scope(viewer), **proof, now_ms=now_ms),
+        Statement(_GRANT, **grant, lease_ms=lease_ms),
     ]
     won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
     if won:
@@ -126,18 +136,18 @@ def _own_loss(run: Run, evidence: Evidence | None) -> Outcome:
     return Outcome.SNAPSHOT_CHANGED
 
 
-# Decides: the run is running and this owner holds it; a lapsed lease that nobody took revives.
+# Decides: the run is running and this owner holds it, even if the lease has lapsed meanwhile.
 # One row, no fact. Neither the heartbeat nor the end of the lease moves backwards.
 _HEARTBEAT = f"""
 UPDATE fencepost_runs SET
-  heartbeat_at_ms = MAX(heartbeat_at_ms, COALESCE(?9, {NOW_MS})),
-  lease_ms = COALESCE(?7, lease_ms),
+  heartbeat_at_ms = MAX(heartbeat_at_ms, COALESCE(:now_ms, {NOW_MS})),
+  lease_ms = COALESCE(:lease_ms, lease_ms),
   lease_expires_at_ms =
-    MAX(lease_expires_at_ms, COALESCE(?9, {NOW_MS}) + COALESCE(?7, lease_ms)),
-  write_token = ?8, updated_at_ms = MAX(updated_at_ms, COALESCE(?9, {NOW_MS}))
-WHERE run_id = ?1 AND {VISIBLE} AND status = 'running'
-  AND owner_host_id = ?4 AND owner_pid = ?5 AND owner_nonce = ?6
-  AND {fence.admits_existing_run_sql("?1")}
+    MAX(lease_expires_at_ms, COALESCE(:now_ms, {NOW_MS}) + COALESCE(:lease_ms, lease_ms)),
+  write_token = :token, updated_at_ms = MAX(updated_at_ms, COALESCE(:now_ms, {NOW_MS}))
+WHERE run_id = :run_id AND {VISIBLE} AND status = 'running'
+  AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce
+  AND {fence.admits_existing_run_sql(":run_id")}
 RETURNING run_id
 """
 
@@ -153,11 +163,13 @@ async def heartbeat(
 ) -> tuple[Outcome, Run]:
     """Renew the lease of a run that `owner` holds. One round trip, one row.
 
-    `lease_ms` becomes the run's own; None keeps it. Loss: fence_lost. Raises NotFound, Fenced.
+    `lease_ms` (milliseconds) becomes the run's lease length; None keeps it. Loss: fence_lost.
+    Raises NotFound and Fenced.
     """
-    who, token = owner.columns, mint_token()
-    statements = [Statement(_HEARTBEAT, (run_id, *scope(viewer), *who, lease_ms, token, now_ms))]
-    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
+    token = mint_token()
+    who = {"run_id": run_id, **scope(viewer), **owner.params}
+    renewal = Statement(_HEARTBEAT, **who, lease_ms=lease_ms, token=token, now_ms=now_ms)
+    won, run, gate = await verb(db, [renewal], token, run_id, viewer, now_ms)
     if won:
         return Outcome.RENEWED, run
     gate.require_existing_run(run_id)
@@ -179,7 +191,7 @@ FACTS = ("claimed", "activated", "released", "stolen", "expired")
 
 
 class Fact(NamedTuple):
-    """A row of fencepost_ownership. `granted_at_ms` is None for letting go of an ownership."""
+    """A row of fencepost_ownership. `granted_at_ms` is None when an ownership ended."""
 
     sequence: int
     type: str
@@ -205,19 +217,19 @@ _FACT_RULES: Rules = (
     ("numbers are whole", whole("sequence", "generation", "owner_pid", "at_ms")),
 )
 
-# Decides nothing: guarded by the token of the write that it records. ?7: the grant that the
-# fact is about is this write's ('now'), that of the claim before ('claim'), or none.
+# Decides nothing: guarded by the token of the write that it records. `:grant` says when the
+# ownership was granted: by this write ('now'), by the claim before ('claim'), or not at all.
 _FACT = """
 INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
   generation, granted_at_ms, write_token, at_ms)
 SELECT run_id,
-  1 + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = ?1), 0),
-  ?3, ?4, ?5, ?6, generation,
-  CASE ?7 WHEN 'now' THEN updated_at_ms
+  1 + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id), 0),
+  :type, :host_id, :pid, :nonce, generation,
+  CASE :grant WHEN 'now' THEN updated_at_ms
     WHEN 'claim' THEN (SELECT granted_at_ms FROM fencepost_ownership
-      WHERE run_id = ?1 ORDER BY sequence DESC LIMIT 1) END,
-  ?2, updated_at_ms
-FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2
+      WHERE run_id = :run_id ORDER BY sequence DESC LIMIT 1) END,
+  :token, updated_at_ms
+FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token
 """
 
 
@@ -229,23 +241,22 @@ def fact_statement(
     grant: Literal["now", "claim"] | None,
 ) -> Statement:
     """One fact, for the write named by `token`."""
-    who = owner.columns
-    return Statement(_FACT, (run_id, token, type, *who, grant))
+    return Statement(_FACT, run_id=run_id, token=token, type=type, **owner.params, grant=grant)
 
 
 _PAGE = """
-SELECT * FROM fencepost_ownership WHERE run_id = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3
+SELECT * FROM fencepost_ownership WHERE run_id = :run_id AND sequence > :after
+ORDER BY sequence LIMIT :limit
 """
 
 
 async def facts(
     db: Database, run_id: str, viewer: Principal | None, after: int, limit: int
 ) -> list[Fact]:
-    """Who owned a run, in order, from after sequence `after` on. Raises NotFound."""
+    """At most `limit` facts of a run, in order, after sequence `after`. Raises NotFound."""
+    granted = Statement(_PAGE, run_id=run_id, after=after, limit=limit)
     try:
-        results = await db.read(
-            [read_statement(run_id, viewer), Statement(_PAGE, (run_id, after, limit))]
-        )
+        results = await db.read([read_statement(run_id, viewer), granted])
     except errors.MissingTable:
         raise not_found() from None
     found(results[0])

@@ -1,4 +1,4 @@
-"""What a history says of its run, rebuilt event by event and compared with the run row."""
+"""Rebuilds a run from the events of its history, and compares it with the run row."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fencepost.journal import Event
 from fencepost.machines import MACHINES
 from fencepost.runs import TERMINAL, Run
 
-# Ownership moves a run that waits to `running` without an event; everything else has one.
+# Owning a waiting run makes it `running` without an event. Every other change has an event.
 _MAY_BE_RUNNING = frozenset({"pending", "suspended", "running"})
 
 
 class Projection:
-    """The run as the events so far describe it."""
+    """The run, as the events read so far describe it."""
 
     def __init__(self) -> None:
         self.created: dict[str, Any] | None = None
@@ -27,7 +27,7 @@ class Projection:
         self.machine: tuple[str, str, str | None] | None = None
 
     def apply(self, event: Event, run_id: str, at_ms: int) -> str | None:
-        """Take in one event; the rule that it breaks, or None."""
+        """Add the next event. Returns the rule that it breaks, or None."""
         payload = json.loads(event.payload_json)
         first = self.created is None
         if first != (event.type == "run-created"):
@@ -54,7 +54,7 @@ class Projection:
             self.machine = (self.machine[0], move["to"], move.get("code"))
 
     def mismatch(self, run: Run) -> str | None:
-        """The first thing that the run row says otherwise, or None."""
+        """The first rule by which the run row differs, or None."""
         created = self.created or {}
         lineage = run.lineage and {"id": run.lineage.id, "round": run.lineage.round}
         principal = {"kind": run.principal.kind, "id": run.principal.id}
@@ -81,7 +81,7 @@ class Projection:
 
 
 def _status(type: str, payload: dict[str, Any]) -> str | None:
-    """The status that an event of the product leaves the run in; None if it leaves it alone."""
+    """The run's status after an event of the product; None if the event does not change it."""
     match type:
         case "run-created" | "run-restarted":
             return "running"

@@ -1,28 +1,24 @@
-"""Reservations: which run an `Idempotency-Key` means, for ever.
+"""Reservations: which run an `Idempotency-Key` means.
 
-`reserved → started → terminal` (contracts 1.1). A reservation is compared in this order: owner,
-then target, then fingerprint; a foreign owner learns nothing else. No timer ever frees one.
+`reserved → started → terminal`; docs/states.md has every way between them. A reservation is
+compared in this order: principal, then target, then fingerprint; another principal learns nothing
+else. No timer ever frees one.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fencepost import errors, fence
-from fencepost.identifiers import (
-    Principal,
-    PrincipalKind,
-    Target,
-    TargetKind,
-    is_identifier,
-    is_principal_id,
-)
+from fencepost import errors, fence, identifiers, snapshot
+from fencepost.identifiers import Principal, PrincipalKind, Target, TargetKind
+from fencepost.runs import Run
 from fencepost.storage import writes
-from fencepost.storage.d1 import Database
+from fencepost.storage.d1 import Database, Result
 from fencepost.storage.rows import Rules, check_row, whole
-from fencepost.storage.sql import NOW_MS, Statement
+from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 TABLE = "fencepost_reservations"
 
@@ -34,7 +30,7 @@ class ReservationState(StrEnum):
 
 
 class Match(StrEnum):
-    """How an intent compares with the reservation that its key already has."""
+    """How an attempt compares with the reservation that its key already has."""
 
     SAME = "same"
     OWNER_MISMATCH = "owner_mismatch"
@@ -42,21 +38,14 @@ class Match(StrEnum):
     INPUT_MISMATCH = "input_mismatch"
 
 
-class Intent(NamedTuple):
-    """What a caller means by a key. `run_id` is used only if the key is new."""
-
-    key: str
-    owner: Principal
-    target: Target
-    fingerprint: str
-    run_id: str
-
-
 class Reservation(NamedTuple):
-    """A row of fencepost_reservations. Times are ms of the database's clock."""
+    """A row of fencepost_reservations. Times are ms of the database's clock.
+
+    `claim_nonce` names the attempt that started it. The columns of `principal` are owner_….
+    """
 
     key: str
-    owner: Principal
+    principal: Principal
     target: Target
     fingerprint: str
     run_id: str
@@ -90,13 +79,13 @@ class Reservation(NamedTuple):
             row["subject_sha256"],
         )
 
-    def match(self, intent: Intent) -> Match:
-        """The order is the contract: owner, target, fingerprint."""
-        if self.owner != intent.owner:
+    def match(self, principal: Principal, target: Target, fingerprint: str) -> Match:
+        """The order is the contract: principal, target, fingerprint."""
+        if self.principal != principal:
             return Match.OWNER_MISMATCH
-        if self.target != intent.target:
+        if self.target != target:
             return Match.TARGET_MISMATCH
-        if self.fingerprint != intent.fingerprint:
+        if self.fingerprint != fingerprint:
             return Match.INPUT_MISMATCH
         return Match.SAME
 
@@ -107,17 +96,20 @@ _STATES = frozenset(ReservationState)
 
 _RULES: Rules = (
     ("owner_kind is human, service, agent or system", lambda row: row["owner_kind"] in _KINDS),
-    ("owner_id is 1–200 printable characters", lambda row: is_principal_id(row["owner_id"])),
+    (
+        "owner_id is 1–200 printable characters",
+        lambda row: identifiers.is_principal_id(row["owner_id"]),
+    ),
     ("target_kind is workflow or agent", lambda row: row["target_kind"] in _TARGETS),
     (
         "an agent has a thread, a workflow has none",
         lambda row: (row["target_kind"] == "agent") == (row["thread_id"] is not None),
     ),
-    ("run_id is path-safe", lambda row: is_identifier(row["run_id"])),
+    ("run_id is path-safe", lambda row: identifiers.is_identifier(row["run_id"])),
     ("state is reserved, started or terminal", lambda row: row["state"] in _STATES),
     ("attempt is at least 1", lambda row: isinstance(row["attempt"], int) and row["attempt"] >= 1),
     (
-        "only a claimed reservation is started",
+        "a started reservation has a claim nonce",
         lambda row: row["state"] != "started" or row["claim_nonce"] is not None,
     ),
     ("times are whole milliseconds", whole("created_at_ms", "updated_at_ms")),
@@ -130,107 +122,95 @@ COLUMNS = (
     " attempt, claim_nonce, outcome, created_at_ms, updated_at_ms, joined, subject_sha256"
 )
 
-# Decides: the key is new, and the fence admits the start. With a claim nonce (?9) the
-# reservation is born started, which saves the start a second write.
+# Decides: the key is new, and the fence admits the start. With a :claim_nonce the reservation is
+# born started, which saves the start a second write.
 _RESERVE = f"""
 INSERT INTO fencepost_reservations ({COLUMNS})
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, CASE WHEN ?9 IS NULL THEN 'reserved' ELSE 'started' END,
-  1, ?9, NULL, stamp.now_ms, stamp.now_ms, 0, NULL
-FROM (SELECT COALESCE(?10, {NOW_MS}) AS now_ms) AS stamp
-WHERE {fence.admits_start_sql("?1", "?8")}
+SELECT :key, :principal_kind, :principal_id, :target_kind, :target_id, :thread_id, :fingerprint,
+  :run_id, CASE WHEN :claim_nonce IS NULL THEN 'reserved' ELSE 'started' END, 1, :claim_nonce,
+  NULL, stamp.now_ms, stamp.now_ms, 0, NULL
+FROM (SELECT COALESCE(:now_ms, {NOW_MS}) AS now_ms) AS stamp
+WHERE {fence.admits_start_sql(":key", ":run_id")}
 ON CONFLICT (key) DO NOTHING
 RETURNING run_id
 """
 
 
-def reserve_statement(intent: Intent, claim_nonce: str | None, now_ms: int | None) -> Statement:
+def reserve_statement(
+    key: str,
+    principal: Principal,
+    target: Target,
+    fingerprint: str,
+    run_id: str,
+    claim_nonce: str | None,
+    now_ms: int | None,
+) -> Statement:
     """One row back if this very statement made the reservation."""
-    kind, owner_id = intent.owner
-    return Statement(
-        _RESERVE,
-        (
-            intent.key,
-            kind,
-            owner_id,
-            *intent.target,
-            intent.fingerprint,
-            intent.run_id,
-            claim_nonce,
-            now_ms,
-        ),
-    )
+    asked = meaning(key, principal, target, fingerprint)
+    return Statement(_RESERVE, **asked, run_id=run_id, claim_nonce=claim_nonce, now_ms=now_ms)
+
+
+def meaning(
+    key: str, principal: Principal, target: Target, fingerprint: str
+) -> dict[str, Parameter]:
+    """What a key is to mean, as parameters of the statement that reserves it."""
+    who = {"principal_kind": principal.kind, "principal_id": principal.id}
+    what = {"target_kind": target.kind, "target_id": target.id, "thread_id": target.thread_id}
+    return {"key": key, **who, **what, "fingerprint": fingerprint}
 
 
 # Decides: this attempt, and no other, gets to start the reserved run.
-_CLAIM = f"""
+_START = f"""
 UPDATE fencepost_reservations
-SET state = 'started', claim_nonce = ?3,
-  updated_at_ms = MAX(COALESCE(?4, {NOW_MS}), updated_at_ms + 1)
-WHERE key = ?1 AND state = 'reserved' AND attempt = ?2
-  AND {fence.admits_start_sql("?1", "run_id")}
+SET state = 'started', claim_nonce = :claim_nonce,
+  updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms + 1)
+WHERE key = :key AND state = 'reserved' AND attempt = :attempt
+  AND {fence.admits_start_sql(":key", "run_id")}
   AND NOT EXISTS (SELECT 1 FROM fencepost_runs
     WHERE run_id = fencepost_reservations.run_id AND status <> 'pending')
 RETURNING run_id
 """
 
 
-def claim_statement(key: str, attempt: int, claim_nonce: str, now_ms: int | None) -> Statement:
+def start_statement(key: str, attempt: int, claim_nonce: str, now_ms: int | None) -> Statement:
     """One row back if this statement moved reserved → started."""
-    return Statement(_CLAIM, (key, attempt, claim_nonce, now_ms))
+    return Statement(_START, key=key, attempt=attempt, claim_nonce=claim_nonce, now_ms=now_ms)
 
 
-_CLAIM_RECEIPT = """
-SELECT 1 AS landed FROM fencepost_reservations WHERE key = ?1 AND claim_nonce = ?2
+_START_RECEIPT = """
+SELECT 1 AS landed FROM fencepost_reservations WHERE key = :key AND claim_nonce = :claim_nonce
 """
 
 
-def claim_receipt(key: str, claim_nonce: str) -> Statement:
-    """Whether the attempt named by `claim_nonce` holds the claim of the key."""
-    return Statement(_CLAIM_RECEIPT, (key, claim_nonce))
-
-
-# Decides: started → reserved with the next attempt. Guarded by the token of the write that
-# put the run back to pending in the same batch.
-_RELEASE = """
-UPDATE fencepost_reservations
-SET state = 'reserved', claim_nonce = NULL, attempt = attempt + 1,
-  updated_at_ms = MAX(updated_at_ms + 1,
-    (SELECT updated_at_ms FROM fencepost_runs WHERE run_id = ?2))
-WHERE key = ?1 AND run_id = ?2 AND state = 'started' AND joined = 0
-  AND EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = ?2 AND write_token = ?3)
-RETURNING run_id
-"""
-
-
-def release_statement(key: str, run_id: str, token: str) -> Statement:
-    """One row back if the key may be started again."""
-    return Statement(_RELEASE, (key, run_id, token))
+def start_receipt(key: str, claim_nonce: str) -> Statement:
+    """Whether `claim_nonce` names the attempt that started the reservation."""
+    return Statement(_START_RECEIPT, key=key, claim_nonce=claim_nonce)
 
 
 # Decides: every unsettled reservation of a run that ended becomes terminal; from `reserved`
 # too. Guarded by the token of the write that ended the run.
 _SETTLE = """
 UPDATE fencepost_reservations
-SET state = 'terminal', outcome = ?3,
+SET state = 'terminal', outcome = :outcome,
   updated_at_ms = MAX(updated_at_ms + 1,
-    (SELECT updated_at_ms FROM fencepost_runs WHERE run_id = ?1))
-WHERE run_id = ?1 AND state <> 'terminal'
-  AND EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2)
+    (SELECT updated_at_ms FROM fencepost_runs WHERE run_id = :run_id))
+WHERE run_id = :run_id AND state <> 'terminal'
+  AND EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token)
 RETURNING key
 """
 
 
 def settle_statement(run_id: str, token: str, outcome: str) -> Statement:
     """One row back for each reservation that was settled; none on a repeat."""
-    return Statement(_SETTLE, (run_id, token, outcome))
+    return Statement(_SETTLE, run_id=run_id, token=token, outcome=outcome)
 
 
-_READ = f"SELECT {COLUMNS} FROM fencepost_reservations WHERE key = ?1"
+_READ = f"SELECT {COLUMNS} FROM fencepost_reservations WHERE key = :key"
 
 
 def read_statement(key: str) -> Statement:
     """One row or none, for `from_row`."""
-    return Statement(_READ, (key,))
+    return Statement(_READ, key=key)
 
 
 async def read(db: Database, key: str) -> Reservation | None:
@@ -242,43 +222,79 @@ async def read(db: Database, key: str) -> Reservation | None:
     return Reservation.from_row(result.rows[0]) if result.rows else None
 
 
-# Unsettled and settled reservations have an index each; ?1 is a JSON array of run ids.
-_BY_RUNS = f"""
+def find_statements(key: str, now_ms: int | None) -> list[Statement]:
+    """The reservation of a key and its run, for `found`."""
+    return [read_statement(key), snapshot.read_by_key(key, now_ms)]
+
+
+async def find(
+    db: Database, key: str, viewer: Principal | None, now_ms: int | None = None
+) -> tuple[Reservation, Run | None]:
+    """The reservation of a key and its run. Raises NotFound, also for another principal's."""
+    try:
+        results = await db.read(find_statements(key, now_ms))
+    except errors.MissingTable:
+        raise not_found() from None
+    return found(results, viewer)
+
+
+def found(results: list[Result], viewer: Principal | None) -> tuple[Reservation, Run | None]:
+    """What `find_statements` returned, or NotFound."""
+    held_rows, run_rows = results[0].rows, results[1].rows
+    if not held_rows:
+        raise not_found()
+    held = Reservation.from_row(held_rows[0])
+    if viewer is not None and held.principal != viewer:
+        raise not_found()
+    return held, Run.from_row(run_rows[0]) if run_rows else None
+
+
+def not_found() -> errors.NotFound:
+    return errors.NotFound("There is no such start.", code="START_NOT_FOUND")
+
+
+# Unsettled and settled reservations have an index each; :run_ids is a JSON array.
+_FOR_RUNS = f"""
 SELECT {COLUMNS} FROM fencepost_reservations
-WHERE state <> 'terminal' AND run_id IN (SELECT value FROM json_each(?1))
+WHERE state <> 'terminal' AND run_id IN (SELECT value FROM json_each(:run_ids))
 UNION ALL
 SELECT {COLUMNS} FROM fencepost_reservations
-WHERE state = 'terminal' AND run_id IN (SELECT value FROM json_each(?1))
+WHERE state = 'terminal' AND run_id IN (SELECT value FROM json_each(:run_ids))
 """
 
 
-async def reservations_for_runs(db: Database, run_ids: Sequence[str]) -> list[Reservation]:
+async def for_runs(db: Database, run_ids: Sequence[str]) -> list[Reservation]:
     """All reservations that name one of `run_ids`. Writes nothing."""
-    import json
-
     try:
-        [result] = await db.read([Statement(_BY_RUNS, (json.dumps(list(run_ids)),))])
+        [result] = await db.read([Statement(_FOR_RUNS, run_ids=json.dumps(list(run_ids)))])
     except errors.MissingTable:
         return []
     return [Reservation.from_row(row) for row in result.rows]
 
 
 _RESERVE_RECEIPT = """
-SELECT 1 AS landed FROM fencepost_reservations WHERE key = ?1 AND run_id = ?2
+SELECT 1 AS landed FROM fencepost_reservations WHERE key = :key AND run_id = :run_id
 """
 
 
-async def reserve(db: Database, intent: Intent, now_ms: int | None = None) -> Reservation | None:
+async def reserve(
+    db: Database,
+    key: str,
+    principal: Principal,
+    target: Target,
+    fingerprint: str,
+    *,
+    run_id: str,
+    now_ms: int | None = None,
+) -> Reservation | None:
     """Reserve a key without starting it. None when the fence does not admit it.
 
-    The row returned may be an older one: compare it with `match`. Does not create tables:
-    only a start does (raises MissingTable).
+    The row returned may be an older one, with another run id: compare it with `match`. Does not
+    create tables: only a start does (raises MissingTable).
     """
-    # A reservation without a claim has no token; the run id, minted for this attempt, is it.
-    receipt = Statement(_RESERVE_RECEIPT, (intent.key, intent.run_id))
-    reserve = [reserve_statement(intent, None, now_ms)]
-    written = await writes.write(
-        db, writes.Write(reserve, [read_statement(intent.key)], receipt, inserts=True)
-    )
-    [result] = written.reads
+    # Nothing started it, so it has no nonce; the run id, minted for this attempt, is its token.
+    receipt = Statement(_RESERVE_RECEIPT, key=key, run_id=run_id)
+    reserve = [reserve_statement(key, principal, target, fingerprint, run_id, None, now_ms)]
+    write = writes.Write(reserve, [read_statement(key)], receipt, inserts=True)
+    [result] = (await writes.write(db, write)).reads
     return Reservation.from_row(result.rows[0]) if result.rows else None

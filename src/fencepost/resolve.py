@@ -10,9 +10,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from fencepost import audit, journal, limits, reservation, snapshot
+from fencepost import audit, journal, limits, reservation
 from fencepost.identifiers import Principal, mint_token
-from fencepost.release import find, found_start
 from fencepost.reservation import Reservation, ReservationState
 from fencepost.runs import Outcome, Run, RunStatus
 from fencepost.storage import writes
@@ -42,35 +41,35 @@ class Resolution(NamedTuple):
 # owned, or running under a lease that has ended) with its history where it was read.
 _AUDIT_RESOLVE = f"""
 INSERT {audit.INTO}
-SELECT 'resolve', ?1, ?2, held.key, ?3,
+SELECT 'resolve', :principal_kind, :principal_id, held.key, :note,
   json_object('state', held.state, 'attempt', held.attempt, 'run_id', held.run_id,
     'status', run.status, 'generation', run.generation),
-  json_object('decision', ?4), ?5,
-  MAX(COALESCE(?6, {NOW_MS}), held.updated_at_ms + 1, COALESCE(run.updated_at_ms, 0))
+  json_object('decision', :decision), :token,
+  MAX(COALESCE(:now_ms, {NOW_MS}), held.updated_at_ms + 1, COALESCE(run.updated_at_ms, 0))
 FROM fencepost_reservations AS held LEFT JOIN fencepost_runs AS run USING (run_id)
-WHERE held.key = ?7 AND held.state = 'started' AND held.attempt = ?8 AND held.joined = 0
+WHERE held.key = :key AND held.state = 'started' AND held.attempt = :attempt AND held.joined = 0
   AND (run.status IS NULL OR run.status = 'pending'
-    OR (run.status = 'running' AND run.lease_expires_at_ms < COALESCE(?6, {NOW_MS})))
-  AND run.head_sequence IS ?9 AND run.head_hash IS ?10
+    OR (run.status = 'running' AND run.lease_expires_at_ms < COALESCE(:now_ms, {NOW_MS})))
+  AND run.head_sequence IS :prior_sequence AND run.head_hash IS :prior_hash
 RETURNING sequence
 """
 
 # The rest decides nothing: guarded by the audit row.
 _RESOLVE_RESERVATION = f"""
 UPDATE fencepost_reservations SET
-  state = CASE WHEN ?2 IS NULL THEN 'reserved' ELSE 'terminal' END,
-  claim_nonce = CASE WHEN ?2 IS NULL THEN NULL ELSE claim_nonce END,
-  attempt = CASE WHEN ?2 IS NULL THEN attempt + 1 ELSE attempt END,
-  outcome = ?2, updated_at_ms = {audit.LAST_AT_MS}
-WHERE key = ?1 AND {audit.last_is("?3")}
+  state = CASE WHEN :outcome IS NULL THEN 'reserved' ELSE 'terminal' END,
+  claim_nonce = CASE WHEN :outcome IS NULL THEN NULL ELSE claim_nonce END,
+  attempt = CASE WHEN :outcome IS NULL THEN attempt + 1 ELSE attempt END,
+  outcome = :outcome, updated_at_ms = {audit.LAST_AT_MS}
+WHERE key = :key AND {audit.last_is(":token")}
 """
 
 # Other keys of the same run are settled with it.
 _SETTLE_OTHERS = f"""
-UPDATE fencepost_reservations SET state = 'terminal', outcome = ?3,
+UPDATE fencepost_reservations SET state = 'terminal', outcome = :outcome,
   updated_at_ms = MAX(updated_at_ms, {audit.LAST_AT_MS})
-WHERE run_id = ?2 AND key <> ?1 AND state <> 'terminal' AND ?3 IS NOT NULL
-  AND {audit.last_is("?4")}
+WHERE run_id = :run_id AND key <> :key AND state <> 'terminal' AND :outcome IS NOT NULL
+  AND {audit.last_is(":token")}
 """
 
 # Names the owner whose lease ended; nothing if the run was never owned.
@@ -78,26 +77,28 @@ _EXPIRED = f"""
 INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
   generation, granted_at_ms, write_token, at_ms)
 SELECT run_id,
-  1 + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = ?1), 0),
-  'expired', owner_host_id, owner_pid, owner_nonce, generation, NULL, ?2, {audit.LAST_AT_MS}
+  1 + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id), 0),
+  'expired', owner_host_id, owner_pid, owner_nonce, generation, NULL, :token, {audit.LAST_AT_MS}
 FROM fencepost_runs
-WHERE run_id = ?1 AND owner_host_id IS NOT NULL AND {audit.last_is("?2")}
+WHERE run_id = :run_id AND owner_host_id IS NOT NULL AND {audit.last_is(":token")}
 """
 
 _RESOLVE_RUN = f"""
 UPDATE fencepost_runs SET
-  status = CASE WHEN ?5 IS NULL THEN 'pending' ELSE 'completed' END,
+  status = CASE WHEN :outcome IS NULL THEN 'pending' ELSE 'completed' END,
   owner_host_id = NULL, owner_pid = NULL, owner_nonce = NULL,
   heartbeat_at_ms = NULL, lease_expires_at_ms = NULL,
   claim_host_id = NULL, claim_pid = NULL, claim_nonce = NULL, claimed_at_ms = NULL,
   claim_heartbeat_at_ms = NULL,
-  finished_at_ms = CASE WHEN ?5 IS NOT NULL THEN {audit.LAST_AT_MS} END,
-  head_sequence = ?3, head_hash = ?4, write_token = ?2, updated_at_ms = {audit.LAST_AT_MS}
-WHERE run_id = ?1 AND {audit.last_is("?2")}
+  finished_at_ms = CASE WHEN :outcome IS NOT NULL THEN {audit.LAST_AT_MS} END,
+  head_sequence = :sequence, head_hash = :hash, write_token = :token,
+  updated_at_ms = {audit.LAST_AT_MS}
+WHERE run_id = :run_id AND {audit.last_is(":token")}
 """
 
 _RESOLVE_RESULT = f"""
-UPDATE fencepost_snapshots SET result = ?3 WHERE run_id = ?1 AND {audit.last_is("?2")}
+UPDATE fencepost_snapshots SET result = :result_json
+WHERE run_id = :run_id AND {audit.last_is(":token")}
 """
 
 
@@ -116,9 +117,9 @@ async def resolve(
     alive), snapshot_changed. Raises NotFound.
     """
     for _ in range(limits.RACE_ATTEMPTS_MAX):
-        held, run = await find(db, key, None, now_ms)
+        held, run = await reservation.find(db, key, None, now_ms)
         written = await writes.write(db, _write(held, run, operator, resolution, now_ms))
-        before, (held, run) = run, found_start(written.reads, None)
+        before, (held, run) = run, reservation.found(written.reads, None)
         if written.won:
             return Outcome.RESOLVED, held, run
         if run == before or run is None or before is None or run.head == before.head:
@@ -142,16 +143,26 @@ def _write(
     now_ms: int | None,
 ) -> writes.Write:
     token, key, outcome = mint_token(), held.key, resolution.outcome
-    head = (None, None) if run is None else (run.head.sequence, run.head.hash)
-    said = (*operator, resolution.note, resolution.decision, token, now_ms)
     statements = [
-        Statement(_AUDIT_RESOLVE, (*said, key, resolution.attempt, *head)),
-        Statement(_RESOLVE_RESERVATION, (key, outcome, token)),
-        Statement(_SETTLE_OTHERS, (key, held.run_id, outcome, token)),
+        Statement(
+            _AUDIT_RESOLVE,
+            principal_kind=operator.kind,
+            principal_id=operator.id,
+            note=resolution.note,
+            decision=resolution.decision,
+            token=token,
+            now_ms=now_ms,
+            key=key,
+            attempt=resolution.attempt,
+            prior_sequence=None if run is None else run.head.sequence,
+            prior_hash=None if run is None else run.head.hash,
+        ),
+        Statement(_RESOLVE_RESERVATION, key=key, outcome=outcome, token=token),
+        Statement(_SETTLE_OTHERS, key=key, run_id=held.run_id, outcome=outcome, token=token),
         *([] if run is None else _run_statements(run, resolution, token)),
     ]
-    reads = [reservation.read_statement(key), snapshot.read_by_key(key, now_ms)]
-    return writes.Write(statements, reads, writes.audit_receipt(token))
+    reads = reservation.find_statements(key, now_ms)
+    return writes.Write(statements, reads, audit.receipt(token))
 
 
 def _run_statements(run: Run, resolution: Resolution, token: str) -> list[Statement]:
@@ -159,13 +170,19 @@ def _run_statements(run: Run, resolution: Resolution, token: str) -> list[Statem
     if resolution.result_json is not None:
         payload["result_sha256"] = journal.sha256(resolution.result_json)
     event = journal.next_event(run.head, "run-resolved", payload)
-    values = (run.run_id, token, event.sequence, event.hash, resolution.outcome)
     statements = [
-        Statement(_EXPIRED, (run.run_id, token)),
-        Statement(_RESOLVE_RUN, values),
+        Statement(_EXPIRED, run_id=run.run_id, token=token),
+        Statement(
+            _RESOLVE_RUN,
+            run_id=run.run_id,
+            token=token,
+            sequence=event.sequence,
+            hash=event.hash,
+            outcome=resolution.outcome,
+        ),
         journal.append_statement(run.run_id, token, event),
     ]
-    if resolution.result_json is not None:
-        values_result = (run.run_id, token, resolution.result_json)
-        statements.append(Statement(_RESOLVE_RESULT, values_result))
+    if (result_json := resolution.result_json) is not None:
+        result = Statement(_RESOLVE_RESULT, run_id=run.run_id, token=token, result_json=result_json)
+        statements.append(result)
     return statements

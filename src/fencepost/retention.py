@@ -1,4 +1,4 @@
-"""Purging what is past its retention (contracts 1.6).
+"""Purging what is past its retention.
 
 A run that ended longer ago than the run retention goes with its state, events, operations,
 bindings and facts, in one transaction; its reservation stays, restamped, so that the key stays
@@ -13,18 +13,12 @@ from typing import NamedTuple
 
 from fencepost import audit, errors, limits
 from fencepost.identifiers import Principal, mint_token
+from fencepost.settings import Retention
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database
-from fencepost.storage.sql import NOW_MS, Statement
+from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 DAY_MS = 86_400_000
-
-
-class Retention(NamedTuple):
-    """How long to keep what is over, in days. Keys count from the purge of their run."""
-
-    run_days: int = limits.RUN_RETENTION_DAYS_DEFAULT
-    key_days: int = limits.KEY_RETENTION_DAYS_DEFAULT
 
 
 class Purged(NamedTuple):
@@ -35,26 +29,27 @@ class Purged(NamedTuple):
     more: bool
 
 
-# The runs of this chunk: ended before the time in ?1, oldest first, at most ?2 of them. Every
+# The runs of this chunk: ended before :runs_before_ms, oldest first, at most :size of them. Every
 # statement of the chunk asks the same question of the same transaction; runs go last.
 _DUE_RUNS = """
 SELECT run_id FROM fencepost_runs WHERE finished_at_ms IS NOT NULL
-  AND finished_at_ms < ?1 ORDER BY finished_at_ms LIMIT ?2"""
+  AND finished_at_ms < :runs_before_ms ORDER BY finished_at_ms LIMIT :size"""
 _DUE_RESERVATIONS = """
-SELECT key FROM fencepost_reservations AS held WHERE state = 'terminal' AND updated_at_ms < ?1
+SELECT key FROM fencepost_reservations AS held
+WHERE state = 'terminal' AND updated_at_ms < :keys_before_ms
   AND NOT EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = held.run_id)
-  ORDER BY updated_at_ms LIMIT ?2"""
+  ORDER BY updated_at_ms LIMIT :size"""
 
 _NOW = f"SELECT {NOW_MS} AS now_ms"
 
-# Decides: there is anything to purge. ?1 to ?2 as above, ?3 for the reservations.
+# Decides: there is anything to purge.
 _AUDIT_PURGE = f"""
 INSERT {audit.INTO}
-SELECT 'purge', ?4, ?5, 'deployment', NULL, NULL,
-  json_object('runs', due.runs, 'reservations', due.reservations), ?6, ?7
+SELECT 'purge', :principal_kind, :principal_id, 'deployment', NULL, NULL,
+  json_object('runs', due.runs, 'reservations', due.reservations), :token, :now_ms
 FROM (SELECT
   (SELECT COUNT(*) FROM ({_DUE_RUNS})) AS runs,
-  (SELECT COUNT(*) FROM ({_DUE_RESERVATIONS.replace("?1", "?3")})) AS reservations) AS due
+  (SELECT COUNT(*) FROM ({_DUE_RESERVATIONS})) AS reservations) AS due
 WHERE due.runs + due.reservations > 0
 RETURNING after
 """
@@ -68,11 +63,11 @@ _DELETE_SNAPSHOTS = f"DELETE FROM fencepost_snapshots WHERE run_id IN ({_DUE_RUN
 # A run that ended with its reservation unsettled (which no path of this build leaves behind)
 # settles it here; either way the key's own retention begins now.
 _RESTAMP_SETTLED = f"""
-UPDATE fencepost_reservations SET updated_at_ms = MAX(updated_at_ms, ?3)
+UPDATE fencepost_reservations SET updated_at_ms = MAX(updated_at_ms, :now_ms)
 WHERE state = 'terminal' AND run_id IN ({_DUE_RUNS})
 """
 _SETTLE_UNSETTLED = f"""
-UPDATE fencepost_reservations SET state = 'terminal', updated_at_ms = MAX(updated_at_ms, ?3),
+UPDATE fencepost_reservations SET state = 'terminal', updated_at_ms = MAX(updated_at_ms, :now_ms),
   outcome = (SELECT status FROM fencepost_runs WHERE run_id = fencepost_reservations.run_id)
 WHERE state <> 'terminal' AND run_id IN ({_DUE_RUNS})
 """
@@ -111,20 +106,31 @@ async def purge(
 
 
 def _chunk(principal: Principal, retention: Retention, size: int, now_ms: int) -> writes.Write:
-    runs_before = now_ms - retention.run_days * DAY_MS
-    keys_before = now_ms - max(retention.key_days, retention.run_days) * DAY_MS
-    due, token = (runs_before, size), mint_token()
+    token, keep_key_days = mint_token(), max(retention.key_days, retention.run_days)
+    runs: dict[str, Parameter] = {
+        "runs_before_ms": now_ms - retention.run_days * DAY_MS,
+        "size": size,
+    }
+    keys_before_ms = now_ms - keep_key_days * DAY_MS
     statements = [
-        Statement(_AUDIT_PURGE, (*due, keys_before, *principal, token, now_ms)),
-        Statement(_DELETE_RESERVATIONS, (keys_before, size)),
-        Statement(_DELETE_EVENTS, due),
-        Statement(_DELETE_OWNERSHIP, due),
-        Statement(_DELETE_SUBJECTS, due),
-        Statement(_DELETE_BINDINGS, due),
-        Statement(_DELETE_OPERATIONS, due),
-        Statement(_DELETE_SNAPSHOTS, due),
-        Statement(_RESTAMP_SETTLED, (*due, now_ms)),
-        Statement(_SETTLE_UNSETTLED, (*due, now_ms)),
-        Statement(_DELETE_RUNS, due),
+        Statement(
+            _AUDIT_PURGE,
+            **runs,
+            keys_before_ms=keys_before_ms,
+            principal_kind=principal.kind,
+            principal_id=principal.id,
+            token=token,
+            now_ms=now_ms,
+        ),
+        Statement(_DELETE_RESERVATIONS, keys_before_ms=keys_before_ms, size=size),
+        Statement(_DELETE_EVENTS, **runs),
+        Statement(_DELETE_OWNERSHIP, **runs),
+        Statement(_DELETE_SUBJECTS, **runs),
+        Statement(_DELETE_BINDINGS, **runs),
+        Statement(_DELETE_OPERATIONS, **runs),
+        Statement(_DELETE_SNAPSHOTS, **runs),
+        Statement(_RESTAMP_SETTLED, **runs, now_ms=now_ms),
+        Statement(_SETTLE_UNSETTLED, **runs, now_ms=now_ms),
+        Statement(_DELETE_RUNS, **runs),
     ]
-    return writes.Write(statements, [], writes.audit_receipt(token))
+    return writes.Write(statements, [], audit.receipt(token))

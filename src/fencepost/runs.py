@@ -25,7 +25,7 @@ TERMINAL = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED
 
 
 class Outcome(StrEnum):
-    """What became of a verb on a run: the winners, then the losses (contracts 3)."""
+    """What became of a verb on a run: the winners, then the losses."""
 
     CLAIMED = "claimed"
     ACTIVATED = "activated"
@@ -100,9 +100,9 @@ class Owner(NamedTuple):
     nonce: str
 
     @property
-    def columns(self) -> tuple[str, int, str]:
-        """Its three columns, in the order in which every statement takes them."""
-        return self.host_id, self.pid, self.nonce
+    def params(self) -> dict[str, str | int]:
+        """`:host_id`, `:pid` and `:nonce` of a statement."""
+        return self._asdict()
 
 
 class Lineage(NamedTuple):

@@ -14,39 +14,41 @@ from fencepost.identifiers import Principal
 from fencepost.runs import Run, RunStatus
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
-from fencepost.storage.sql import NOW_MS, Statement
+from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
-# A principal sees its own runs; with NULL (scope `operate`) all of them.
-VISIBLE = "(?2 IS NULL OR (principal_kind = ?2 AND principal_id = ?3))"
+# A principal sees its own runs; without a viewer (scope `operate`) all are seen.
+VISIBLE = "(:viewer_kind IS NULL OR (principal_kind = :viewer_kind AND principal_id = :viewer_id))"
 
 _READ = f"""
-SELECT fencepost_runs.*, state, result, COALESCE(?4, {NOW_MS}) AS now_ms
+SELECT fencepost_runs.*, state, result, COALESCE(:now_ms, {NOW_MS}) AS now_ms
 FROM fencepost_runs LEFT JOIN fencepost_snapshots USING (run_id)
-WHERE run_id = ?1 AND {VISIBLE}
+WHERE run_id = :run_id AND {VISIBLE}
 """
 
 
 def read_statement(run_id: str, viewer: Principal | None, now_ms: int | None = None) -> Statement:
     """One row or none, for `Run.from_row`. `viewer` None sees every principal's runs."""
-    return Statement(_READ, (run_id, *scope(viewer), now_ms))
+    return Statement(_READ, run_id=run_id, **scope(viewer), now_ms=now_ms)
 
 
-def scope(viewer: Principal | None) -> tuple[str | None, str | None]:
-    return (None, None) if viewer is None else (viewer.kind, viewer.id)
+def scope(viewer: Principal | None) -> dict[str, str | None]:
+    """The parameters of VISIBLE; None sees every principal's runs."""
+    kind, id = (None, None) if viewer is None else viewer
+    return {"viewer_kind": kind, "viewer_id": id}
 
 
 # Shows the run of a key; the reservation itself says who may see it.
 _READ_BY_KEY = f"""
-SELECT run.*, content.state, content.result, COALESCE(?2, {NOW_MS}) AS now_ms
+SELECT run.*, content.state, content.result, COALESCE(:now_ms, {NOW_MS}) AS now_ms
 FROM fencepost_reservations JOIN fencepost_runs AS run USING (run_id)
   LEFT JOIN fencepost_snapshots AS content USING (run_id)
-WHERE key = ?1
+WHERE key = :key
 """
 
 
 def read_by_key(key: str, now_ms: int | None = None) -> Statement:
     """The run that a key means, of whatever principal: one row or none, for `Run.from_row`."""
-    return Statement(_READ_BY_KEY, (key, now_ms))
+    return Statement(_READ_BY_KEY, key=key, now_ms=now_ms)
 
 
 async def read(db: Database, run_id: str, viewer: Principal | None) -> Run:
@@ -106,21 +108,25 @@ class Patience:
 
 _PAGE = f"""
 SELECT fencepost_runs.*, {NOW_MS} AS now_ms FROM fencepost_runs
-WHERE run_id > ?1 ORDER BY run_id LIMIT ?2
+WHERE run_id > :after_run_id ORDER BY run_id LIMIT :limit
 """
 _PAGE_OF_PRINCIPAL = f"""
 SELECT fencepost_runs.*, {NOW_MS} AS now_ms FROM fencepost_runs
-WHERE run_id > ?1 AND principal_kind = ?3 AND principal_id = ?4 ORDER BY run_id LIMIT ?2
+WHERE run_id > :after_run_id
+  AND principal_kind = :principal_kind AND principal_id = :principal_id
+ORDER BY run_id LIMIT :limit
 """
 _PAGE_BY_STATUS = f"""
 SELECT fencepost_runs.*, {NOW_MS} AS now_ms FROM fencepost_runs
-WHERE status = ?1 AND (principal_kind, principal_id, run_id) > (?2, ?3, ?4)
-ORDER BY principal_kind, principal_id, run_id LIMIT ?5
+WHERE status = :status
+  AND (principal_kind, principal_id, run_id) > (:after_kind, :after_id, :after_run_id)
+ORDER BY principal_kind, principal_id, run_id LIMIT :limit
 """
 _PAGE_OF_PRINCIPAL_BY_STATUS = f"""
 SELECT fencepost_runs.*, {NOW_MS} AS now_ms FROM fencepost_runs
-WHERE status = ?1 AND principal_kind = ?2 AND principal_id = ?3 AND run_id > ?4
-ORDER BY run_id LIMIT ?5
+WHERE status = :status AND principal_kind = :principal_kind AND principal_id = :principal_id
+  AND run_id > :after_run_id
+ORDER BY run_id LIMIT :limit
 """
 
 
@@ -136,20 +142,42 @@ async def page(
 
     A keyset page: runs that come or go meanwhile move no other run. Not a point in time.
     """
-    kind, id, run_id = after or ("", "", "")
-    if status is not None:
-        own = (viewer.kind, viewer.id) if viewer else (kind, id)
-        sql = _PAGE_OF_PRINCIPAL_BY_STATUS if viewer else _PAGE_BY_STATUS
-        statement = Statement(sql, (status, *own, run_id, limit))
-    elif viewer is not None:
-        statement = Statement(_PAGE_OF_PRINCIPAL, (run_id, limit, *viewer))
-    else:
-        statement = Statement(_PAGE, (run_id, limit))
     try:
-        [result] = await db.read([statement])
+        [result] = await db.read([_page_statement(viewer, status, after or ("", "", ""), limit)])
     except errors.MissingTable:
         return []
     return [Run.from_row(row) for row in result.rows]
+
+
+def _page_statement(
+    viewer: Principal | None, status: RunStatus | None, after: tuple[str, str, str], limit: int
+) -> Statement:
+    kind, id, run_id = after
+    place: dict[str, Parameter] = {"after_run_id": run_id, "limit": limit}
+    if viewer is not None:
+        place |= {"principal_kind": viewer.kind, "principal_id": viewer.id}
+        if status is None:
+            return Statement(_PAGE_OF_PRINCIPAL, **place)
+        return Statement(_PAGE_OF_PRINCIPAL_BY_STATUS, status=status, **place)
+    if status is None:
+        return Statement(_PAGE, **place)
+    return Statement(_PAGE_BY_STATUS, status=status, after_kind=kind, after_id=id, **place)
+
+
+# Decides: whether a write to a run landed. Its token is in the row; or, if somebody has written
+# since, in the fact or in the event (at `:sequence`, if it has one) that it left behind.
+_RECEIPT = """
+SELECT 1 AS landed WHERE EXISTS (
+    SELECT 1 FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token)
+  OR EXISTS (SELECT 1 FROM fencepost_ownership WHERE run_id = :run_id AND write_token = :token)
+  OR EXISTS (SELECT 1 FROM fencepost_events
+    WHERE run_id = :run_id AND sequence = :sequence AND write_token = :token)
+"""
+
+
+def receipt(run_id: str, token: str, sequence: int | None = None) -> Statement:
+    """The receipt of a write to a run; `sequence` is that of its event, if it has one."""
+    return Statement(_RECEIPT, run_id=run_id, token=token, sequence=sequence)
 
 
 async def verb(
@@ -167,9 +195,9 @@ async def verb(
     NotFound when the run is not there, or is another principal's. Without statements: a read.
     """
     reads = [read_statement(run_id, viewer, now_ms), fence.read_statement()]
-    receipt = writes.run_receipt(run_id, token, sequence)
+    intent = writes.Write(statements, reads, receipt(run_id, token, sequence))
     try:
-        written = await writes.write(db, writes.Write(statements, reads, receipt))
+        written = await writes.write(db, intent)
     except errors.MissingTable:
         raise not_found() from None
     run, gate = written.reads

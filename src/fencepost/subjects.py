@@ -1,9 +1,9 @@
-"""Subjects: starting a run by what it is about, beside the key of the request (contracts 4).
+"""Subjects: names for what a run is about. A start may give one beside its key.
 
-A subject has a stage, and a change or (in stage `design`) a provisional name with aliases. A
-start whose subject already has a run joins that run: the key then means it, and is answered
-`replayed`. A design run that has ended makes room for a new one; of other stages the ended run
-stays the one. Subjects belong to a principal, as keys do.
+A subject has a stage, and a change or (in stage `design`) a provisional name with aliases. A start
+whose subject already has a run joins that run: its key names that run from then on, and the
+answer is `replayed`. In stage `design` only a run that has not ended counts; in other stages an
+ended run counts too. Subjects belong to a principal, as keys do.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import json
 from typing import Any, NamedTuple
 
 from fencepost import fence, journal, limits
-from fencepost.identifiers import Principal, mint_token
-from fencepost.reservation import COLUMNS, Intent
+from fencepost.identifiers import Principal, Target, mint_token
+from fencepost.reservation import COLUMNS, meaning
 from fencepost.runs import Outcome, Owner, Run
 from fencepost.snapshot import VISIBLE, contended, read, scope, verb
 from fencepost.storage.d1 import Database
-from fencepost.storage.sql import NOW_MS, Statement
+from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 DESIGN = "design"
 
 
 class Subject(NamedTuple):
-    """Exactly one of `change` and `provisional` is given; aliases belong to the latter."""
+    """It has either `change` or `provisional`. Only a `provisional` one may have aliases."""
 
     stage: str
     change: str | None = None
@@ -32,7 +32,7 @@ class Subject(NamedTuple):
 
     @property
     def lookup_keys(self) -> list[str]:
-        """What the run is found by; any one of them is enough."""
+        """The names by which the run is found. Any one of them finds it."""
         if self.change is not None:
             return [f"change:{self.change}"]
         return sorted({f"provisional:{name}" for name in (self.provisional, *self.aliases)})
@@ -45,51 +45,65 @@ class Subject(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """What tells one subject from another under the same key."""
+        """A hash to compare two subjects under the same key."""
         return journal.digest(self.as_json())
 
 
-# Runs that the subject already has: any of its names, in its stage, of this principal; a design
-# run only as long as it lives. ?2, ?3: the principal; ?11: the stage; ?12: the names (JSON).
+# Runs that the subject already has: by any of its names, in its stage, of this principal. A design
+# run counts until it ends. :names is a JSON array of lookup keys.
 _TAKEN = """
 SELECT DISTINCT subject.run_id, run.status, run.finished_at_ms
 FROM fencepost_subjects AS subject JOIN fencepost_runs AS run USING (run_id)
-WHERE subject.principal_kind = ?2 AND subject.principal_id = ?3 AND stage = ?11
-  AND lookup_key IN (SELECT value FROM json_each(?12))
+WHERE subject.principal_kind = :principal_kind AND subject.principal_id = :principal_id
+  AND stage = :stage AND lookup_key IN (SELECT value FROM json_each(:names))
   AND (stage <> 'design' OR run.finished_at_ms IS NULL)"""
 
-# Decides: the key is new, the fence admits the start, and the names lead to one run at most:
-# to that one, joined, or to the new one.
+# Decides: the key is new, the fence admits the start, and the names lead to at most one run. The
+# key then names that run (joined), or else the new one.
 _RESERVE = f"""
 WITH taken AS MATERIALIZED ({_TAKEN})
 INSERT INTO fencepost_reservations ({COLUMNS})
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, COALESCE(taken.run_id, ?8),
-  CASE WHEN taken.finished_at_ms IS NULL THEN 'started' ELSE 'terminal' END, 1, ?9,
+SELECT :key, :principal_kind, :principal_id, :target_kind, :target_id, :thread_id, :fingerprint,
+  COALESCE(taken.run_id, :run_id),
+  CASE WHEN taken.finished_at_ms IS NULL THEN 'started' ELSE 'terminal' END, 1, :claim_nonce,
   CASE WHEN taken.finished_at_ms IS NOT NULL THEN taken.status END,
-  stamp.now_ms, stamp.now_ms, taken.run_id IS NOT NULL, ?13
-FROM (SELECT COALESCE(?10, {NOW_MS}) AS now_ms) AS stamp LEFT JOIN taken ON TRUE
-WHERE {fence.admits_start_sql("?1", "?8")} AND (SELECT COUNT(*) FROM taken) <= 1
+  stamp.now_ms, stamp.now_ms, taken.run_id IS NOT NULL, :subject_sha256
+FROM (SELECT COALESCE(:now_ms, {NOW_MS}) AS now_ms) AS stamp LEFT JOIN taken ON TRUE
+WHERE {fence.admits_start_sql(":key", ":run_id")} AND (SELECT COUNT(*) FROM taken) <= 1
 ON CONFLICT (key) DO NOTHING
 RETURNING run_id
 """
 
 
 def reserve_statement(
-    intent: Intent, subject: Subject, claim_nonce: str, now_ms: int | None
+    key: str,
+    principal: Principal,
+    target: Target,
+    fingerprint: str,
+    run_id: str,
+    claim_nonce: str,
+    now_ms: int | None,
+    subject: Subject,
 ) -> Statement:
-    """One row back if this very statement made the reservation, of a new run or a joined one."""
-    kind, owner_id = intent.owner
-    asked = (intent.key, kind, owner_id, *intent.target, intent.fingerprint, intent.run_id)
-    names = json.dumps(subject.lookup_keys)
-    return Statement(_RESERVE, (*asked, claim_nonce, now_ms, subject.stage, names, subject.digest))
+    """Returns a row if this statement made the reservation, of a new run or a joined one."""
+    return Statement(
+        _RESERVE,
+        **meaning(key, principal, target, fingerprint),
+        run_id=run_id,
+        claim_nonce=claim_nonce,
+        now_ms=now_ms,
+        stage=subject.stage,
+        names=json.dumps(subject.lookup_keys),
+        subject_sha256=subject.digest,
+    )
 
 
-# Decides nothing: guarded by the claim nonce. Every name leads to the run from now on.
+# Decides nothing: guarded by the claim nonce. From now on every name leads to the run.
 _REGISTER = """
 INSERT INTO fencepost_subjects (principal_kind, principal_id, stage, lookup_key, run_id)
-SELECT owner_kind, owner_id, ?3, name.value, run_id
-FROM fencepost_reservations AS held, json_each(?4) AS name
-WHERE held.key = ?1 AND held.claim_nonce = ?2
+SELECT owner_kind, owner_id, :stage, name.value, run_id
+FROM fencepost_reservations AS held, json_each(:names) AS name
+WHERE held.key = :key AND held.claim_nonce = :claim_nonce
 ON CONFLICT (principal_kind, principal_id, stage, lookup_key) DO UPDATE SET run_id = excluded.run_id
 """
 
@@ -97,40 +111,41 @@ ON CONFLICT (principal_kind, principal_id, stage, lookup_key) DO UPDATE SET run_
 def register_statement(key: str, claim_nonce: str, subject: Subject) -> Statement:
     """For the batch of a start with a subject."""
     names = json.dumps(subject.lookup_keys)
-    return Statement(_REGISTER, (key, claim_nonce, subject.stage, names))
+    return Statement(_REGISTER, key=key, claim_nonce=claim_nonce, stage=subject.stage, names=names)
 
 
 # --- Binding a change to a provisional run -----------------------------------------------
 
-_NAMES = "SELECT stage, lookup_key FROM fencepost_subjects WHERE run_id = ?1"
+_NAMES = "SELECT stage, lookup_key FROM fencepost_subjects WHERE run_id = :run_id"
 
-# The live design run of another id that the change already has. ?1: the run; ?2: the name.
+# Another design run that has not ended and that the change (:name) already has.
 _RIVAL = """
 SELECT rival.run_id FROM fencepost_runs AS own
 JOIN fencepost_subjects AS rival ON rival.principal_kind = own.principal_kind
-  AND rival.principal_id = own.principal_id AND rival.stage = 'design' AND lookup_key = ?2
+  AND rival.principal_id = own.principal_id AND rival.stage = 'design' AND lookup_key = :name
 JOIN fencepost_runs AS run ON run.run_id = rival.run_id
-WHERE own.run_id = ?1 AND rival.run_id <> ?1 AND run.finished_at_ms IS NULL"""
+WHERE own.run_id = :run_id AND rival.run_id <> :run_id AND run.finished_at_ms IS NULL"""
 
-# Decides: the owner holds this design run, which has a provisional name and no change, nobody
-# else has the change, the history ends where it was read, and the fence admits existing work.
+# Decides: the owner holds this design run, which has a provisional name and no change; no other
+# run has the change; the history has no later event; and the fence admits existing work.
 _BIND = f"""
-UPDATE fencepost_runs SET head_sequence = ?8, head_hash = ?9,
-  write_token = ?4, updated_at_ms = MAX(COALESCE(?12, {NOW_MS}), updated_at_ms)
-WHERE run_id = ?1 AND {VISIBLE} AND {fence.admits_existing_run_sql("?1")}
-  AND status = 'running' AND owner_host_id = ?5 AND owner_pid = ?6 AND owner_nonce = ?7
-  AND head_sequence = ?8 - 1 AND head_hash = ?10
-  AND EXISTS (SELECT 1 FROM fencepost_subjects WHERE run_id = ?1 AND stage = 'design')
-  AND NOT EXISTS (SELECT 1 FROM fencepost_subjects WHERE run_id = ?1 AND lookup_key LIKE 'change:%')
-  AND NOT EXISTS ({_RIVAL.replace("?2", "?11")})
+UPDATE fencepost_runs SET head_sequence = :sequence, head_hash = :hash,
+  write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
+WHERE run_id = :run_id AND {VISIBLE} AND {fence.admits_existing_run_sql(":run_id")}
+  AND status = 'running' AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce
+  AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
+  AND EXISTS (SELECT 1 FROM fencepost_subjects WHERE run_id = :run_id AND stage = 'design')
+  AND NOT EXISTS (
+    SELECT 1 FROM fencepost_subjects WHERE run_id = :run_id AND lookup_key LIKE 'change:%')
+  AND NOT EXISTS ({_RIVAL})
 RETURNING run_id
 """
 
 # Decides nothing: guarded by the token of the bind.
 _NAME = """
 INSERT INTO fencepost_subjects (principal_kind, principal_id, stage, lookup_key, run_id)
-SELECT principal_kind, principal_id, 'design', ?3, run_id
-FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2
+SELECT principal_kind, principal_id, 'design', :name, run_id
+FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token
 ON CONFLICT (principal_kind, principal_id, stage, lookup_key) DO UPDATE SET run_id = excluded.run_id
 """
 
@@ -143,21 +158,27 @@ async def bind_change(
     change: str,
     now_ms: int | None = None,
 ) -> tuple[Outcome, Run]:
-    """Give a provisional design run the change that it turned out to be. Two round trips.
+    """Bind a change to a design run that was started by a provisional name. Two round trips.
 
     The same change again is `bound` and writes nothing. Losses, in order: fence_lost,
     change_binding_not_allowed (no design run, no provisional name, or another change),
-    change_run_already_exists. Raises NotFound, Fenced, and Unavailable after lost races.
+    change_run_already_exists. Raises NotFound, Fenced, and Unavailable when other events got into
+    the history first limits.RACE_ATTEMPTS_MAX times.
     """
     head, name = (await read(db, run_id, viewer)).head, f"change:{change}"
     for _ in range(limits.RACE_ATTEMPTS_MAX):
         token = mint_token()
         event = journal.next_event(head, "change-bound", {"change": change})
-        who = owner.columns
-        chain = (event.sequence, event.hash, head.hash, name, now_ms)
+        who: dict[str, Parameter] = {**scope(viewer), **owner.params}
+        chain: dict[str, Parameter] = {
+            "sequence": event.sequence,
+            "hash": event.hash,
+            "prior_hash": head.hash,
+        }
+        what: dict[str, Parameter] = {"run_id": run_id, "token": token, "name": name}
         statements = [
-            Statement(_BIND, (run_id, *scope(viewer), token, *who, *chain)),
-            Statement(_NAME, (run_id, token, name)),
+            Statement(_BIND, **what, **who, **chain, now_ms=now_ms),
+            Statement(_NAME, **what),
             journal.append_statement(run_id, token, event),
         ]
         won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, event.sequence)
@@ -172,11 +193,14 @@ async def bind_change(
 
 
 async def _bind_loss(db: Database, run: Run, owner: Owner, name: str) -> Outcome | None:
-    """Why a bind did not win; BOUND if it had won before, None if it lost a race."""
+    """Why a bind did not win; BOUND if it had won before; None if it must be tried again."""
     if run.owner != owner:
         return Outcome.FENCE_LOST
     names, rivals = await db.read(
-        [Statement(_NAMES, (run.run_id,)), Statement(_RIVAL, (run.run_id, name))]
+        [
+            Statement(_NAMES, run_id=run.run_id),
+            Statement(_RIVAL, run_id=run.run_id, name=name),
+        ]
     )
     keys = {row["lookup_key"] for row in names.rows if row["stage"] == DESIGN}
     if name in keys:

@@ -13,7 +13,7 @@ from fencepost.ownership import fact_statement
 from fencepost.runs import TERMINAL, Outcome, Owner, Run, RunStatus
 from fencepost.snapshot import VISIBLE, contended, read, scope, verb
 from fencepost.storage.d1 import Database
-from fencepost.storage.sql import NOW_MS, Statement
+from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 
 class Transition(NamedTuple):
@@ -32,6 +32,18 @@ class Transition(NamedTuple):
     expected_head: Head | None = None
     move: Move | None = None
 
+    def params(self) -> dict[str, Parameter]:
+        """What the transition of the run row binds of it."""
+        state, code = (None, None) if self.move is None else self.move
+        return {
+            **self.owner.params,
+            "to": self.to,
+            "cancel_requested": self.cancel_requested,
+            "admitting": machines.admitting_json(self.to, self.move),
+            "machine_state": state,
+            "machine_code": code,
+        }
+
     def event(self, head: Head) -> Event:
         """The event that records it; state and result by digest."""
         payload: dict[str, Any] = {"from": "running", "to": str(self.to)}
@@ -48,39 +60,40 @@ class Transition(NamedTuple):
 # ended when the run is to be completed, and the fence admits existing work.
 _TRANSITION = f"""
 UPDATE fencepost_runs SET
-  status = ?4,
-  owner_host_id = CASE WHEN ?4 = 'running' THEN owner_host_id END,
-  owner_pid = CASE WHEN ?4 = 'running' THEN owner_pid END,
-  owner_nonce = CASE WHEN ?4 = 'running' THEN owner_nonce END,
-  heartbeat_at_ms = CASE WHEN ?4 = 'running' THEN heartbeat_at_ms END,
-  lease_expires_at_ms = CASE WHEN ?4 = 'running' THEN lease_expires_at_ms END,
-  claim_host_id = CASE WHEN ?4 = 'running' THEN claim_host_id END,
-  claim_pid = CASE WHEN ?4 = 'running' THEN claim_pid END,
-  claim_nonce = CASE WHEN ?4 = 'running' THEN claim_nonce END,
-  claimed_at_ms = CASE WHEN ?4 = 'running' THEN claimed_at_ms END,
-  claim_heartbeat_at_ms = CASE WHEN ?4 = 'running' THEN claim_heartbeat_at_ms END,
-  finished_at_ms = CASE WHEN ?4 IN ('completed', 'failed', 'cancelled')
-    THEN MAX(COALESCE(?13, {NOW_MS}), updated_at_ms) END,
-  machine_state = COALESCE(?15, machine_state),
-  machine_code = CASE WHEN ?15 IS NULL THEN machine_code ELSE ?16 END,
-  head_sequence = ?10, head_hash = ?11, write_token = ?12,
-  updated_at_ms = MAX(COALESCE(?13, {NOW_MS}), updated_at_ms)
-WHERE run_id = ?1 AND {VISIBLE}
-  AND status = 'running' AND owner_host_id = ?5 AND owner_pid = ?6 AND owner_nonce = ?7
-  AND head_sequence = ?10 - 1 AND head_hash = ?8
-  AND (?9 IS NULL OR (?9 = 'present') = (cancel_requested_at_ms IS NOT NULL))
-  AND (machine IS NOT NULL OR ?15 IS NULL)
-  AND (machine IS NULL OR ?14 IS NULL
-    OR machine || ' ' || machine_state IN (SELECT value FROM json_each(?14)))
-  AND {fence.admits_existing_run_sql("?1")}
+  status = :to,
+  owner_host_id = CASE WHEN :to = 'running' THEN owner_host_id END,
+  owner_pid = CASE WHEN :to = 'running' THEN owner_pid END,
+  owner_nonce = CASE WHEN :to = 'running' THEN owner_nonce END,
+  heartbeat_at_ms = CASE WHEN :to = 'running' THEN heartbeat_at_ms END,
+  lease_expires_at_ms = CASE WHEN :to = 'running' THEN lease_expires_at_ms END,
+  claim_host_id = CASE WHEN :to = 'running' THEN claim_host_id END,
+  claim_pid = CASE WHEN :to = 'running' THEN claim_pid END,
+  claim_nonce = CASE WHEN :to = 'running' THEN claim_nonce END,
+  claimed_at_ms = CASE WHEN :to = 'running' THEN claimed_at_ms END,
+  claim_heartbeat_at_ms = CASE WHEN :to = 'running' THEN claim_heartbeat_at_ms END,
+  finished_at_ms = CASE WHEN :to IN ('completed', 'failed', 'cancelled')
+    THEN MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms) END,
+  machine_state = COALESCE(:machine_state, machine_state),
+  machine_code = CASE WHEN :machine_state IS NULL THEN machine_code ELSE :machine_code END,
+  head_sequence = :sequence, head_hash = :hash, write_token = :token,
+  updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
+WHERE run_id = :run_id AND {VISIBLE}
+  AND status = 'running' AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce
+  AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
+  AND (:cancel_requested IS NULL
+    OR (:cancel_requested = 'present') = (cancel_requested_at_ms IS NOT NULL))
+  AND (machine IS NOT NULL OR :machine_state IS NULL)
+  AND (machine IS NULL OR :admitting IS NULL
+    OR machine || ' ' || machine_state IN (SELECT value FROM json_each(:admitting)))
+  AND {fence.admits_existing_run_sql(":run_id")}
 RETURNING run_id
 """
 
 # Decides nothing: guarded by the token of the transition.
 _WRITE_SNAPSHOT = """
-UPDATE fencepost_snapshots SET state = COALESCE(?3, state), result = COALESCE(?4, result)
-WHERE run_id = ?1
-  AND EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2)
+UPDATE fencepost_snapshots SET state = COALESCE(:state, state), result = COALESCE(:result, result)
+WHERE run_id = :run_id
+  AND EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token)
 """
 
 
@@ -93,20 +106,18 @@ def transition_statements(
     now_ms: int | None,
 ) -> list[Statement]:
     """The transition and all that goes with it; the first returns one row if it won."""
-    owner, event = change.owner, change.event(head)
-    who = owner.columns
-    values = (run_id, *scope(viewer), change.to, *who, head.hash, change.cancel_requested)
-    move = (None, None) if change.move is None else (change.move.to, change.move.code)
-    machine = (machines.admitting_json(change.to, change.move), *move)
+    event = change.event(head)
+    write: dict[str, Parameter] = {"run_id": run_id, "token": token}
+    asked = {**scope(viewer), **change.params(), "now_ms": now_ms}
     statements = [
-        Statement(_TRANSITION, (*values, event.sequence, event.hash, token, now_ms, *machine)),
+        Statement(_TRANSITION, **write, **event.params, **asked),
         journal.append_statement(run_id, token, event),
     ]
     if change.state_json is not None or change.result_json is not None:
-        texts = (change.state_json, change.result_json)
-        statements.append(Statement(_WRITE_SNAPSHOT, (run_id, token, *texts)))
+        texts = {"state": change.state_json, "result": change.result_json}
+        statements.append(Statement(_WRITE_SNAPSHOT, **write, **texts))
     if change.to is not RunStatus.RUNNING:
-        statements.append(fact_statement(run_id, token, "released", owner, None))
+        statements.append(fact_statement(run_id, token, "released", change.owner, None))
     if change.to in TERMINAL:
         statements.append(reservation.settle_statement(run_id, token, change.to))
     return statements

@@ -7,12 +7,15 @@ nothing, not even from here.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import re
 from collections.abc import Iterable
 from html import escape
 from typing import Any
+
+from fencepost.http import openapi
 
 Json = dict[str, Any]
 
@@ -31,6 +34,12 @@ h2{border-color:#e6e6e6}th,td{border-color:#444}a{color:#8ab4f8}.q{color:#aaa}
 """
 _HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; frame-ancestors 'none'"
+
+
+@functools.cache
+def text() -> str:
+    """The answer of `GET /docs`."""
+    return as_html(json.loads(openapi.text()))
 
 
 def as_html(document: Json) -> str:

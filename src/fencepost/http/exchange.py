@@ -1,13 +1,19 @@
-"""A request as the handlers see it, and the reply they give: no JavaScript in either."""
+"""What passes between the runtime and the handlers: a request, a reply, and the route between.
+
+No JavaScript in any of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from fencepost.http.forms import Form, Schema
 from fencepost.identifiers import Principal
 from fencepost.storage.d1 import Database
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -42,14 +48,11 @@ class Request:
         return None if "operate" in self.scopes else self.principal
 
 
-T = TypeVar("T")
-
-
 @dataclass(slots=True)
 class Reply(Generic[T]):
     """A status, a body (JSON, or a str as it is) and headers; `run_id` is for the log line.
 
-    What a handler says that it replies is what the API document shows.
+    The API document shows the type of the body that a handler says it replies with.
     """
 
     status: int
@@ -58,3 +61,40 @@ class Reply(Generic[T]):
     content_type: str = "application/json"
     code: str | None = None
     run_id: str | None = None
+
+
+class Header(NamedTuple, Generic[T]):
+    """A header of a request: how it is read, also where it is absent, and its JSON Schema."""
+
+    name: str
+    read: Callable[[str | None], T]
+    schema: Schema
+    required: bool
+    about: str
+
+    def of(self, request: Request) -> T:
+        """The value that the request has. The route must declare the header."""
+        value: T = request.named[self.name]
+        return value
+
+
+class Route(NamedTuple, Generic[T]):
+    """A method and a path, who may use it, what it takes and what it answers.
+
+    `scopes`: any one of them admits; none means that no token is needed. `headers` are read
+    first; `takes` then reads the query of a GET, or the body of a POST, and the handler is given
+    the result. The rest is for the API document: the problem codes that the route has beyond
+    those that every route of its kind has (see `openapi`), the statuses of success, the headers
+    and the media type of the answer.
+    """
+
+    method: str
+    pattern: str
+    scopes: tuple[str, ...]
+    handler: Callable[[Request, T], Awaitable[Reply[Any]]]
+    takes: Form[T]
+    problems: tuple[str, ...] = ()
+    headers: tuple[Header[Any], ...] = ()
+    statuses: tuple[int, ...] = (200,)
+    response_headers: tuple[str, ...] = ()
+    media: str = "application/json"

@@ -1,25 +1,29 @@
 """The API document (OpenAPI 3.1), made of the route table: it shows what is parsed and proved.
 
-Bodies and queries come from the forms that read them, answers from what the handlers say that
-they reply, which the type checker proves; what else a route answers is in its row of the table,
-or follows from what the route is (`problems_of`). A test holds every answer of the suite to it.
+Bodies and queries come from the forms that read them, answers from the types that the handlers
+say they reply with, which the type checker proves; the rest of a route's answers is in its row of
+the table, or follows from its kind (`problems_of`). A test holds every answer of the suite to it.
+Runs when the document is asked for, never for another request.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable
-from typing import Any, get_args, get_type_hints
+import types
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
 
 import fencepost
-from fencepost import inventory
-from fencepost.http import operator_representations, representations
-from fencepost.http.extensions import EXTENSIONS
-from fencepost.http.forms import IDENTIFIER, Parser, one_of
-from fencepost.http.json_schema import Json, Schemas
-from fencepost.http.representations import OPERATION_ID
-from fencepost.http.route import Route
+from fencepost.http import representations
+from fencepost.http.exchange import Route
+from fencepost.http.forms import Form, Member, Parser
+from fencepost.http.representations import PROBLEM_MEMBERS
+from fencepost.http.routes import PATH_PARAMETERS, ROUTES
 from fencepost.problems import PROBLEMS
+
+Json = dict[str, Any]
 
 _ABOUT = """\
 Exactly one start per `Idempotency-Key`, behind an operator's fence, with one owner at a time and
@@ -38,14 +42,6 @@ TAGS = {
     "service": "What needs no token.",
 }
 
-# Path parameters, and what their absence answers.
-_PARAMS: dict[str, tuple[Parser[str], str, str]] = {
-    "key": (IDENTIFIER, "START_NOT_FOUND", "The Idempotency-Key of the start."),
-    "run_id": (IDENTIFIER, "RUN_NOT_FOUND", "The run."),
-    "op": (OPERATION_ID, "OPERATION_NOT_FOUND", "The operation; case does not matter."),
-    "category": (one_of(*inventory.CATEGORIES), "NOT_FOUND", "The kind of work."),
-}
-
 _TEXT = {"type": "string"}
 _HEADERS: dict[str, tuple[Json, str]] = {
     "Allow": (_TEXT, "The methods that the path takes."),
@@ -62,12 +58,13 @@ _ALWAYS = ("Cache-Control", "Server-Timing")
 # Headers of refusals, by their statuses.
 _GIVEN_WITH = {"Allow": (405,), "Retry-After": (409, 503), "WWW-Authenticate": (401,)}
 
-_DOCUMENTED = {"shown": representations, "operators": operator_representations}
+_DOCUMENTED = {"shown": representations}
 
 
-def as_text(routes: Iterable[Route[Any]]) -> str:
-    """What `GET /openapi.json` answers, and `docs/openapi.json` holds."""
-    return json.dumps(document(routes), ensure_ascii=False, indent=1) + "\n"
+@functools.cache
+def text() -> str:
+    """The answer of `GET /openapi.json`, and the text of `docs/openapi.json`."""
+    return json.dumps(document(ROUTES), ensure_ascii=False, indent=1) + "\n"
 
 
 def document(routes: Iterable[Route[Any]]) -> Json:
@@ -103,7 +100,11 @@ def problems_of(route: Route[Any]) -> list[str]:
     the fence, which gates all work.
     """
     codes = {"INTERNAL", *route.problems}
-    codes |= {code for name, (_, code, _) in _PARAMS.items() if f"{{{name}}}" in route.pattern}
+    codes |= {
+        parameter.absent
+        for name, parameter in PATH_PARAMETERS.items()
+        if f"{{{name}}}" in route.pattern
+    }
     if route.scopes:
         codes |= {"UNAUTHORIZED", "SCOPE_MISSING", "AUTH_UNCONFIGURED"}
         codes |= {"STORAGE_UNREADABLE", "ROW_CORRUPT", "SCHEMA_MISMATCH"}
@@ -148,9 +149,9 @@ def _operation(route: Route[Any], schemas: Schemas) -> Json:
 
 def _parameters(route: Route[Any], schemas: Schemas) -> list[Json]:
     found = [
-        {"name": name, "in": "path", "required": True, "description": about}
-        | {"schema": schemas.of_parser(parser)}
-        for name, (parser, _, about) in _PARAMS.items()
+        {"name": name, "in": "path", "required": True, "description": parameter.about}
+        | {"schema": schemas.of_parser(parameter.parser)}
+        for name, parameter in PATH_PARAMETERS.items()
         if f"{{{name}}}" in route.pattern
     ]
     if route.method == "GET":
@@ -174,7 +175,7 @@ def _success(route: Route[Any], status: int, schemas: Schemas) -> Json:
         schema = {"type": "object"}
     return {
         "description": "Started now: execute it." if status == 201 else "Done.",
-        "headers": _headers(*_ALWAYS, *route.gives),
+        "headers": _headers(*_ALWAYS, *route.response_headers),
         "content": {media: {"schema": schema}},
     }
 
@@ -219,7 +220,7 @@ def _problem(code: str, schemas: Schemas) -> Json:
         "code": code,
         "retry": str(problem.retry),
     }
-    schema = schemas.of_members(EXTENSIONS[code]) if code in EXTENSIONS else {}
+    schema = schemas.of_members(PROBLEM_MEMBERS[code]) if code in PROBLEM_MEMBERS else {}
     properties = {name: {"const": value} for name, value in fixed.items()}
     properties = {**properties, "detail": {"type": "string"}, **schema.get("properties", {})}
     if "outcome" in properties:
@@ -231,3 +232,134 @@ def _problem(code: str, schemas: Schemas) -> Json:
         "required": [*fixed, "detail", *schema.get("required", [])],
         "additionalProperties": False,
     }
+
+
+# --- JSON Schema -------------------------------------------------------------------------
+
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+class Schemas:
+    """JSON Schemas (2020-12) of forms, parsers and types. `named` collects those that have a name,
+    each once; the rest is written where it stands.
+    """
+
+    def __init__(self) -> None:
+        self.named: dict[str, Json] = {}
+
+    # --- What comes in -------------------------------------------------------------------
+
+    def of_parser(self, parser: Parser[Any] | Form[Any]) -> Json:
+        if not parser.name:
+            return self._of_schema(parser)
+        if isinstance(parser, Form):
+            return self._reference(parser.name, lambda: self._of_form(parser))
+        return self._reference(parser.name, lambda: self._of_schema(parser))
+
+    def _of_schema(self, parser: Parser[Any] | Form[Any]) -> Json:
+        assert isinstance(parser, Parser)
+        schema: Json = self._resolved(parser.schema)
+        return schema
+
+    def of_member(self, member: Member) -> Json:
+        """The schema of a member of a form, with its default and what is said about it."""
+        schema = self.of_parser(member.parser)
+        said = " ".join(filter(None, (member.about, schema.get("description"))))
+        if said:
+            schema = {**schema, "description": said}
+        if member.default not in (..., None):
+            schema = {**schema, "default": _as_json(member.default)}
+        return schema
+
+    def _of_form(self, form: Form[Any]) -> Json:
+        members = form.members.items()
+        schema = self._object(
+            {name: self.of_member(member) for name, member in members},
+            [name for name, member in members if member.default is ...],
+            form.about,
+        )
+        return {**schema, **self._resolved(form.rules)}
+
+    def _resolved(self, schema: Any) -> Any:
+        """A schema without the forms and parsers that stand for theirs in it."""
+        if isinstance(schema, Form | Parser):
+            return self.of_parser(schema)
+        if isinstance(schema, list):
+            return [self._resolved(entry) for entry in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        found = {name: self._resolved(entry) for name, entry in schema.items()}
+        reference = found.get("$ref")
+        return {**found, **reference} if isinstance(reference, dict) else found
+
+    # --- What goes out -------------------------------------------------------------------
+
+    def of_type(self, hint: Any) -> Json:
+        """The schema of a type as `representations` writes them."""
+        origin, args = get_origin(hint), get_args(hint)
+        if hint is Any:
+            return {}
+        if origin is Annotated:
+            return self.of_parser(args[1])
+        if origin in (Union, types.UnionType):
+            return self._any_of([self.of_type(arg) for arg in args])
+        if origin is Literal:
+            return {"type": "string", "enum": list(args)}
+        if origin is list:
+            return {"type": "array", "items": self.of_type(args[0])}
+        if origin is dict:
+            return {"type": "object"}
+        if origin is not None:
+            name = f"{_name(args[0])}List"
+            return self._reference(name, lambda: self.of_members(origin, args[0]))
+        if hint in _PLAIN:
+            return {"type": _PLAIN[hint]}
+        if issubclass(hint, StrEnum):
+            return {"type": "string", "enum": [str(value) for value in hint]}
+        return self._reference(_name(hint), lambda: self.of_members(hint))
+
+    def of_members(self, typed_dict: Any, item: Any = None) -> Json:
+        """The schema of a TypedDict; `item` is what a generic one is about."""
+        properties, required = {}, []
+        for name, hint in get_type_hints(typed_dict, include_extras=True).items():
+            if get_origin(hint) is NotRequired:
+                [hint] = get_args(hint)
+            else:
+                required.append(name)
+            if item is not None and get_origin(hint) is list:
+                hint = list[item]
+            properties[name] = self.of_type(hint)
+        return self._object(properties, required, typed_dict.__doc__ or "")
+
+    def _any_of(self, schemas: list[Json]) -> Json:
+        """Of one schema and null the one, made nullable; else `anyOf`."""
+        if len(schemas) == 2 and schemas[1] == {"type": "null"}:
+            schema = schemas[0]
+            if isinstance(schema.get("type"), str):
+                values = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
+                return {**schema, **values, "type": [schema["type"], "null"]}
+        return {"anyOf": schemas}
+
+    # --- Both ----------------------------------------------------------------------------
+
+    def _object(self, properties: Json, required: list[str], about: str) -> Json:
+        described = {"description": " ".join(about.split())} if about else {}
+        needed = {"required": required} if required else {}
+        closed = {"properties": properties, **needed, "additionalProperties": False}
+        return {"type": "object", **described, **closed}
+
+    def _reference(self, name: str, describe: Any) -> Json:
+        if name not in self.named:
+            self.named[name] = {}  # before its schema, which may refer to it
+            self.named[name] = describe()
+        return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _name(shape: Any) -> str:
+    """The name of a type in the document."""
+    name: str = shape.__name__
+    return name.removesuffix("Json")
+
+
+def _as_json(default: Any) -> Any:
+    return list(default) if isinstance(default, tuple) else default

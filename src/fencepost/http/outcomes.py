@@ -1,4 +1,4 @@
-"""What an outcome answers: decisions of a start and outcomes of verbs, to replies and errors."""
+"""What an outcome answers: decisions of a start and outcomes of verbs, as replies and errors."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from fencepost import errors, limits
 from fencepost.decision import Decision, Seen
 from fencepost.errors import Conflict, FencepostError
-from fencepost.fence import Fence, Moved
 from fencepost.http import serialize
 from fencepost.http.exchange import Reply
 from fencepost.problems import PROBLEMS
 from fencepost.reservation import Reservation
 from fencepost.runs import LOSSES, Outcome, Run
-from fencepost.transition import Transition
 
 if TYPE_CHECKING:
-    from fencepost.http import operator_representations as operators
     from fencepost.http import representations as shown
 
 # --- Starts ------------------------------------------------------------------------------
 
 
-def start_reply(decision: Decision, seen: Seen) -> Reply[shown.StartAnswer]:
+def start_reply(decision: Decision, seen: Seen) -> Reply[shown.StartAnswerJson]:
     """201 for a start of now, 200 for one's own retry or a replay. Raises the refusals."""
     if decision is Decision.STARTED:
         reply = _start_body("started", seen)
@@ -50,11 +47,13 @@ def start_reply(decision: Decision, seen: Seen) -> Reply[shown.StartAnswer]:
     raise _REFUSALS[decision](seen.reservation)
 
 
-def _start_body(outcome: Literal["started", "replayed"], seen: Seen) -> Reply[shown.StartAnswer]:
+def _start_body(
+    outcome: Literal["started", "replayed"], seen: Seen
+) -> Reply[shown.StartAnswerJson]:
     held, run = seen.reservation, seen.run
     assert held is not None
     assert run is not None
-    body: shown.StartAnswer = {
+    body: shown.StartAnswerJson = {
         "outcome": outcome,
         "reservation": serialize.reservation_json(held),
         "run": serialize.run_json(run),
@@ -136,9 +135,9 @@ def _pending(run: Run) -> Conflict:
     )
 
 
-def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply[shown.Settled]:
+def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply[shown.SettledJson]:
     """A start that was released or resolved."""
-    body: shown.Settled = {
+    body: shown.SettledJson = {
         "outcome": outcome,
         "reservation": serialize.reservation_json(held),
         "run": None if run is None else serialize.run_json(run),
@@ -146,33 +145,13 @@ def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply
     return Reply(200, body, run_id=held.run_id)
 
 
-# --- The fence ---------------------------------------------------------------------------
-
-
-def fence_reply(moved: Moved, gate: Fence) -> Reply[operators.Fence]:
-    """The fence after a transition. Raises the conflicts."""
-    if moved is Moved.MOVED:
-        return Reply(200, serialize.fence_json(gate, secrets=True))
-    if moved is Moved.KEY_REUSED:
-        raise Conflict(
-            "The last transition had this key and was another command.",
-            code="IDEMPOTENCY_KEY_REUSED",
-        )
-    raise Conflict(
-        f"The fence is {gate.state} at revision {gate.revision}. Nothing was written.",
-        code="FENCE_CAS_CONFLICT",
-        state=gate.state,
-        revision=gate.revision,
-    )
-
-
 # --- Verbs on a run ----------------------------------------------------------------------
 
 
-def verb_reply(outcome: Outcome, run: Run) -> Reply[shown.VerbAnswer]:
+def verb_reply(outcome: Outcome, run: Run) -> Reply[shown.VerbAnswerJson]:
     if outcome in LOSSES:
         raise loss(outcome, run)
-    body: shown.VerbAnswer = {"outcome": outcome, "run": serialize.run_json(run)}
+    body: shown.VerbAnswerJson = {"outcome": outcome, "run": serialize.run_json(run)}
     return Reply(200, body, run_id=run.run_id)
 
 
@@ -186,12 +165,3 @@ def loss(outcome: Outcome, run: Run | None, **members: Any) -> Conflict:
         run=run and serialize.run_json(run, content=False),
         **members,
     )
-
-
-def transition_reply(outcome: Outcome, run: Run, change: Transition) -> Reply[shown.VerbAnswer]:
-    """As `verb_reply`; an illegal transition says from where and to where."""
-    if outcome is Outcome.ILLEGAL_TRANSITION:
-        to = change.to if change.move is None else change.move.to
-        move = {"from": run.machine and run.machine.state, "to": to}
-        raise loss(outcome, run, **move)
-    return verb_reply(outcome, run)

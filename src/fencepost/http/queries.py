@@ -1,37 +1,20 @@
-"""Headers, queries and settings, into values; what a route takes of them is declared here."""
+"""What a request says outside its body: headers and queries, read into values."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fencepost import errors, limits
-from fencepost.http.exchange import Request
-from fencepost.http.forms import Form, Member, Parser, Schema
+from fencepost.http.exchange import Header
+from fencepost.http.forms import Form, Member, Parser
 from fencepost.identifiers import IDENTIFIER_PATTERN, is_identifier, is_well_formed
-from fencepost.retention import Retention
-from fencepost.runs import RunStatus
 
 T = TypeVar("T")
 
 # --- Headers -----------------------------------------------------------------------------
-
-
-class Header(NamedTuple, Generic[T]):
-    """A header of a request: how it is read, also where it is absent, and its JSON Schema."""
-
-    name: str
-    read: Callable[[str | None], T]
-    schema: Schema
-    required: bool
-    about: str
-
-    def of(self, request: Request) -> T:
-        """What the request says. The route must declare the header."""
-        said: T = request.named[self.name]
-        return said
 
 
 def idempotency_key(header: str | None) -> str:
@@ -77,7 +60,7 @@ def preferred_wait_s(header: str | None) -> int:
 _QUOTED = IDENTIFIER_PATTERN.replace("$", '"', 1)
 _KEY_SCHEMA = {"type": "string", "pattern": f'^(?:{IDENTIFIER_PATTERN}|"{_QUOTED}")$'}
 IDEMPOTENCY_KEY = Header(
-    "Idempotency-Key", idempotency_key, _KEY_SCHEMA, True, "Names this one start, for ever."
+    "Idempotency-Key", idempotency_key, _KEY_SCHEMA, True, "Names this one start."
 )
 COMMAND_KEY = Header(
     "Idempotency-Key",
@@ -144,7 +127,7 @@ def cursor_text(keys: tuple[str, ...] | None) -> str | None:
 
 
 def cursor(*shapes: tuple[Key, ...]) -> Parser[tuple[Any, ...] | None]:
-    """Where a list goes on: a JSON array of strings (contracts 1.5), in one of these shapes."""
+    """Where a list goes on: a JSON array of strings, in one of these shapes."""
     keys_of = {len(shape): shape for shape in shapes}
 
     def read(text: str, name: str) -> tuple[Any, ...] | None:
@@ -185,91 +168,28 @@ class Page(NamedTuple):
     cursor: Any
 
 
+class AnyPage(Protocol):
+    """The page of a list that may take more than a `Page` does."""
+
+    @property
+    def limit(self) -> int: ...
+
+
 def next_cursor(
-    page: Page | Runs, found: Sequence[T], keys: Callable[[T], tuple[str, ...]]
+    page: AnyPage, found: Sequence[T], keys: Callable[[T], tuple[str, ...]]
 ) -> str | None:
     """Where the list goes on after `found`; a page that is not full is the last."""
     return cursor_text(keys(found[-1])) if len(found) == page.limit else None
 
 
-_LIMIT = Member(
+LIMIT = Member(
     query_integer(1, limits.PAGE_ITEMS_MAX), limits.PAGE_ITEMS_DEFAULT, "Items a page may hold."
 )
 
 
 def page(*shapes: tuple[Key, ...]) -> Form[Page]:
     """The query of a list whose cursors have one of these shapes."""
-    return Form("", Page, {"limit": _LIMIT, "cursor": Member(cursor(*shapes), None)})
+    return Form("", Page, {"limit": LIMIT, "cursor": Member(cursor(*shapes), None)})
 
 
 AFTER_SEQUENCE = page((POSITION,))
-
-
-class Runs(NamedTuple):
-    """Which page of runs: as `Page`, and only those of one status, if any."""
-
-    limit: int
-    cursor: Any
-    status: RunStatus | None
-
-
-def _status(text: str, name: str) -> RunStatus:
-    if text not in frozenset(RunStatus):
-        raise ValueError(f"Query parameter {name} is one of {', '.join(RunStatus)}.")
-    return RunStatus(text)
-
-
-RUNS = Form(
-    "",
-    Runs,
-    {
-        "limit": _LIMIT,
-        "cursor": Member(cursor((TEXT, TEXT, TEXT)), None),
-        "status": Member(Parser(_status, {"type": "string", "enum": list(RunStatus)}), None),
-    },
-)
-
-WAIT_S = Form(
-    "",
-    lambda wait: int(wait),
-    {
-        "wait": Member(
-            query_integer(0, limits.WAIT_S_MAX), 0, "Seconds to wait for the end of the run."
-        )
-    },
-)
-
-DEEP = Form(
-    "",
-    lambda deep: bool(deep),
-    {
-        "deep": Member(
-            Parser(lambda text, name: text == "1", {"type": "string"}),
-            False,
-            "`1` reads the fence, which takes a token with scope `read`.",
-        )
-    },
-)
-
-
-# --- Settings ----------------------------------------------------------------------------
-
-
-def retention(setting: Callable[[str], str | None]) -> Retention:
-    """FENCEPOST_RUN_RETENTION_DAYS and FENCEPOST_KEY_RETENTION_DAYS, whole days from 1 on.
-
-    A setting that is no such number stops the purge (ValueError): better nothing is deleted.
-    """
-    return Retention(
-        _days(setting, "FENCEPOST_RUN_RETENTION_DAYS", limits.RUN_RETENTION_DAYS_DEFAULT),
-        _days(setting, "FENCEPOST_KEY_RETENTION_DAYS", limits.KEY_RETENTION_DAYS_DEFAULT),
-    )
-
-
-def _days(setting: Callable[[str], str | None], name: str, default: int) -> int:
-    text = setting(name)
-    if text is None:
-        return default
-    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= limits.RETENTION_DAYS_MAX:
-        raise ValueError(f"{name} is not a number of days from 1 to {limits.RETENTION_DAYS_MAX}")
-    return int(text)

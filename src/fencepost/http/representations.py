@@ -1,7 +1,8 @@
 """The JSON of every answer, as types: what the API document shows and the type checker proves.
 
 Nothing here exists at run time until the document is asked for: others import this module for
-their annotations alone. In an `Annotated`, a parser or form says what JSON Schema to show.
+their annotations alone. In an `Annotated`, a parser or form says what JSON Schema to show. The
+document names a type without its ending `Json`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from typing import Annotated, Any, Generic, Literal, NotRequired, TypedDict, Typ
 
 from fencepost import operations, runs
 from fencepost.bindings import GATES
-from fencepost.http import nouns
-from fencepost.http.forms import COUNT, HASH, IDENTIFIER, POSITIVE, Parser, one_of
-from fencepost.identifiers import OPERATION_ID_PATTERN, PrincipalKind
+from fencepost.fence import FenceState
+from fencepost.http import values
+from fencepost.http.values import COUNT, HASH, IDENTIFIER, OPERATION_ID, POSITIVE, one_of
+from fencepost.identifiers import PrincipalKind
 from fencepost.operations import OperationState
 from fencepost.ownership import FACTS
 from fencepost.reservation import ReservationState
@@ -25,13 +27,13 @@ Hash = Annotated[str, HASH]
 Identifier = Annotated[str, IDENTIFIER]
 Win = Annotated[runs.Outcome, one_of(*(won for won in runs.Outcome if won not in runs.LOSSES))]
 StepWin = Annotated[
-    operations.Outcome,
-    one_of(*(won for won in operations.Outcome if won not in operations.LOSSES)),
+    operations.StepOutcome,
+    one_of(*(won for won in operations.StepOutcome if won not in operations.LOSSES)),
 ]
 T = TypeVar("T")
 
 
-class Items(TypedDict, Generic[T]):
+class ItemsJson(TypedDict, Generic[T]):
     """A page of a list. `cursor` asks for the next one; null when this is the last."""
 
     items: list[T]
@@ -63,20 +65,20 @@ class HeadMembers(TypedDict):
     hash: str
 
 
-Head = Annotated[HeadMembers, nouns.HEAD]
-Owner = Annotated[OwnerMembers, nouns.OWNER]
-Target = Annotated[TargetMembers, nouns.TARGET]
-Lineage = Annotated[LineageMembers, nouns.LINEAGE]
+HeadJson = Annotated[HeadMembers, values.HEAD]
+OwnerJson = Annotated[OwnerMembers, values.OWNER]
+TargetJson = Annotated[TargetMembers, values.TARGET]
+LineageJson = Annotated[LineageMembers, values.LINEAGE]
 
 
-class Claim(TypedDict):
+class ClaimJson(TypedDict):
     """A tentative hold on a run that its claimant has not activated yet."""
 
-    owner: Owner
+    owner: OwnerJson
     claimed_at_ms: Ms
 
 
-class Machine(TypedDict):
+class MachineJson(TypedDict):
     """Where the machine that a run names stands, and the code that says why, if there is one.
     It may be the machine of another build.
     """
@@ -86,48 +88,48 @@ class Machine(TypedDict):
     code: NotRequired[Identifier]
 
 
-class RunSummary(TypedDict):
+class RunSummaryJson(TypedDict):
     """A run without its state and result, as lists and losses show it."""
 
     run_id: Identifier
     status: RunStatus
-    target: Target
-    owner: Owner | None
+    target: TargetJson
+    owner: OwnerJson | None
     generation: Count
     heartbeat_at_ms: Ms | None
     lease_expires_at_ms: Ms | None
-    claim: Claim | None
+    claim: ClaimJson | None
     created_at_ms: Ms
     started_at_ms: Ms | None
     finished_at_ms: Ms | None
     cancel_requested_at_ms: Ms | None
     cancel_acknowledged_at_ms: Ms | None
     parent_run_id: Identifier | None
-    lineage: Lineage | None
-    head: Head
-    machine: Machine | None
+    lineage: LineageJson | None
+    head: HeadJson
+    machine: MachineJson | None
 
 
-class Run(RunSummary):
+class RunJson(RunSummaryJson):
     """One execution of a target. `generation` is its fencing token: pass it on to what it calls."""
 
     state: Any
     result: Any
 
 
-class VerbAnswer(TypedDict):
+class VerbAnswerJson(TypedDict):
     """A verb that won, and the run afterwards."""
 
     outcome: Win
-    run: Run
+    run: RunJson
 
 
-class Fact(TypedDict):
+class FactJson(TypedDict):
     """Something that became of the ownership of a run."""
 
     sequence: Count
     type: Annotated[str, one_of(*FACTS)]
-    owner: Owner
+    owner: OwnerJson
     generation: Count
     granted_at_ms: Ms | None
     at_ms: Ms
@@ -136,17 +138,17 @@ class Fact(TypedDict):
 # --- Starts ------------------------------------------------------------------------------
 
 
-class Principal(TypedDict):
+class PrincipalJson(TypedDict):
     kind: Annotated[str, one_of(*PrincipalKind)]
     id: str
 
 
-class Reservation(TypedDict):
+class ReservationJson(TypedDict):
     """Which run a key means."""
 
     key: Identifier
-    owner: Principal
-    target: Target
+    owner: PrincipalJson
+    target: TargetJson
     run_id: Identifier
     state: ReservationState
     attempt: Annotated[int, POSITIVE]
@@ -155,31 +157,31 @@ class Reservation(TypedDict):
     updated_at_ms: Ms
 
 
-class StartAnswer(TypedDict):
+class StartAnswerJson(TypedDict):
     """`started`: execute it now. `replayed`: this is what became of it."""
 
     outcome: Literal["started", "replayed"]
-    reservation: Reservation
-    run: Run
+    reservation: ReservationJson
+    run: RunJson
 
 
-class SeenStart(TypedDict):
-    reservation: Reservation
-    run: Run | None
+class SeenStartJson(TypedDict):
+    reservation: ReservationJson
+    run: RunJson | None
 
 
-class Settled(TypedDict):
+class SettledJson(TypedDict):
     """A start that was released or resolved."""
 
     outcome: Win
-    reservation: Reservation
-    run: Run | None
+    reservation: ReservationJson
+    run: RunJson | None
 
 
 # --- History -----------------------------------------------------------------------------
 
 
-class Event(TypedDict):
+class EventJson(TypedDict):
     """`hash` is SHA-256 over RFC 8785 JSON of sequence, type, payload and prior_hash. As it is
     stored, also where somebody has altered it.
     """
@@ -192,27 +194,27 @@ class Event(TypedDict):
     created_at_ms: int
 
 
-class Appended(TypedDict):
+class AppendedJson(TypedDict):
     outcome: Win
-    event: Event
-    run: Run
+    event: EventJson
+    run: RunJson
 
 
-class Broken(TypedDict):
+class BrokenJson(TypedDict):
     """Where a history first breaks, and the rule; without a sequence it is the run row."""
 
     sequence: Count | None
     rule: str
 
 
-class Integrity(TypedDict):
+class IntegrityJson(TypedDict):
     intact: bool
     events: Count
-    head: Head
-    first_broken: Broken | None
+    head: HeadJson
+    first_broken: BrokenJson | None
 
 
-class Binding(TypedDict):
+class BindingJson(TypedDict):
     gate: Annotated[str, one_of(*GATES)]
     revision: Annotated[int, POSITIVE]
     receipt_hash: Hash
@@ -220,23 +222,20 @@ class Binding(TypedDict):
     created_at_ms: Ms | None
 
 
-class Bound(TypedDict):
+class BoundJson(TypedDict):
     """`bound`, or `replayed` where all of them were bound before."""
 
     outcome: Win
-    bindings: list[Binding]
-    run: Run
+    bindings: list[BindingJson]
+    run: RunJson
 
 
 # --- Operations --------------------------------------------------------------------------
 
-OPERATION_ID: Parser[str] = Parser(
-    lambda value, name: str(value), {"type": "string", "pattern": f"^{OPERATION_ID_PATTERN}$"}
-)
 Shown = Annotated[str, one_of(*OperationState, "lapsed")]
 
 
-class Operation(TypedDict):
+class OperationJson(TypedDict):
     """A step of a run. `outcome` is null also while there is none: `state` says which."""
 
     id: Annotated[str, OPERATION_ID]
@@ -246,19 +245,197 @@ class Operation(TypedDict):
     payload_fingerprint: Hash
 
 
-class Lease(TypedDict):
+class LeaseJson(TypedDict):
     token: str
     expires_at_ms: Ms | None
 
 
-class StepAnswer(TypedDict):
+class StepAnswerJson(TypedDict):
     """A verb on an operation that won, the operation afterwards, and the lease, if it runs."""
 
     outcome: StepWin
-    operation: Operation
-    lease: Lease | None
+    operation: OperationJson
+    lease: LeaseJson | None
 
 
-class SeenOperation(TypedDict):
-    operation: Operation
-    lease: Lease | None
+class SeenOperationJson(TypedDict):
+    operation: OperationJson
+    lease: LeaseJson | None
+
+
+# --- Operators ---------------------------------------------------------------------------
+
+
+class FenceJson(TypedDict):
+    """`proof_key` is for scope `operate` alone; `updated_at_ms` is null if never provisioned."""
+
+    state: FenceState
+    revision: Count
+    proof_key: NotRequired[Identifier | None]
+    proof_run_id: Identifier | None
+    updated_at_ms: Ms | None
+
+
+class WorkJson(TypedDict):
+    """How much work of a category there is: counted to 1,000, and `more` if there is more."""
+
+    category: str
+    kind: str
+    count: Count
+    more: bool
+
+
+class OwedOperationJson(OperationJson):
+    """An operation that runs, or whose lease lapsed."""
+
+    run_id: Identifier
+    lease_expires_at_ms: Ms | None
+
+
+class CorruptJson(TypedDict):
+    """A row that breaks the named rule: it counts as work."""
+
+    corrupt: str
+    run_id: NotRequired[str]
+    key: NotRequired[str]
+    operation_id: NotRequired[str]
+
+
+Owed = RunSummaryJson | ReservationJson | OwedOperationJson | CorruptJson
+
+
+class InventoryPageJson(TypedDict):
+    """`count` and `more`, of the whole category, are on the first page alone."""
+
+    items: list[Owed]
+    cursor: str | None
+    count: NotRequired[Count]
+    more: NotRequired[bool]
+
+
+class PurgedJson(TypedDict):
+    """What a purge deleted; `more` if its limit kept it from finishing."""
+
+    runs: Count
+    reservations: Count
+    more: bool
+
+
+class EntryJson(TypedDict):
+    """What somebody did, and why."""
+
+    action: str
+    principal: PrincipalJson
+    subject: str
+    note: str | None
+    before: Any
+    after: Any
+    at_ms: Ms
+
+
+class HealthJson(TypedDict):
+    """`fence` where it was asked for."""
+
+    status: Literal["ok"]
+    version: str
+    fence: NotRequired[FenceState]
+
+
+# --- Problem documents -------------------------------------------------------------------
+# The members of a code beyond RFC 9457.
+
+
+class RunLoss(TypedDict):
+    """The run that the verb lost, as it is; null where there is none any more."""
+
+    outcome: str
+    run: RunSummaryJson | None
+
+
+class StepLoss(TypedDict):
+    """The operation that the verb lost, as it is; null where there is none."""
+
+    outcome: str
+    operation: OperationJson | None
+
+
+class AnyLoss(TypedDict):
+    """Of a verb on a run, or of one on an operation."""
+
+    outcome: str
+    run: NotRequired[RunSummaryJson | None]
+    operation: NotRequired[OperationJson | None]
+
+
+class DeliveryLoss(RunLoss):
+    """What is bound already, in which revision of which gate."""
+
+    gate: Annotated[str, one_of(*GATES)]
+    revision: Annotated[int, POSITIVE]
+
+
+# With a member that is no name in Python.
+MoveLoss = TypedDict(
+    "MoveLoss",
+    {"outcome": str, "run": RunSummaryJson | None, "from": str | None, "to": str},
+)
+
+
+class OtherTarget(TypedDict):
+    target: TargetJson
+
+
+class Spent(TypedDict):
+    run_id: Identifier
+
+
+class UnresolvableStart(TypedDict):
+    run_id: Identifier
+    attempt: Annotated[int, POSITIVE]
+
+
+class PendingStart(TypedDict):
+    run_id: Identifier
+    pending_since_ms: Ms | None
+
+
+class FenceClosed(TypedDict):
+    state: FenceState
+
+
+class FenceMoved(TypedDict):
+    state: FenceState
+    revision: Count
+
+
+class BrokenRow(TypedDict):
+    table: str
+    rule: str
+
+
+class OtherShape(TypedDict):
+    table: str
+    column: str | None
+    difference: str
+
+
+class Allowed(TypedDict):
+    allow: list[str]
+
+
+PROBLEM_MEMBERS: dict[str, Any] = {
+    **{outcome.upper(): StepLoss for outcome in operations.LOSSES},
+    **{outcome.upper(): RunLoss for outcome in runs.LOSSES},
+    "FENCE_LOST": AnyLoss,
+    "DELIVERY_REVISION_CONFLICT": DeliveryLoss,
+    "ILLEGAL_TRANSITION": MoveLoss,
+    "START_TARGET_MISMATCH": OtherTarget,
+    "START_ALREADY_SETTLED": Spent,
+    "START_UNRESOLVABLE": UnresolvableStart,
+    "START_PENDING": PendingStart,
+    "EXECUTION_FENCED": FenceClosed,
+    "FENCE_CAS_CONFLICT": FenceMoved,
+    "ROW_CORRUPT": BrokenRow,
+    "SCHEMA_MISMATCH": OtherShape,
+    "METHOD_NOT_ALLOWED": Allowed,
+}

@@ -1,7 +1,8 @@
-"""Finding a route; authentication; errors into problem documents (RFC 9457).
+"""The HTTP surface: the runtime's request in, the runtime's response out.
 
-`serve` is the whole HTTP surface: it turns the runtime's request into a `Request`, answers it,
-writes one structured log line, and turns the `Reply` into the runtime's response.
+`serve` turns the runtime's request into a `Request`, answers it (route, token, parameters, body,
+handler; errors become problem documents, RFC 9457), writes one structured log line, and turns the
+`Reply` into the runtime's response.
 """
 
 from __future__ import annotations
@@ -11,82 +12,31 @@ import json
 import time
 import traceback
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl
 
-from fencepost import errors, limits, retention
-from fencepost.http import auth, queries
+from fencepost import errors, limits, retention, settings
+from fencepost.http import auth, routes
 from fencepost.http.exchange import Reply, Request
-from fencepost.http.route import Route
-from fencepost.http.routes import ROUTES
-from fencepost.identifiers import Principal, is_identifier, is_operation_id
-from fencepost.problems import PROBLEMS
-from fencepost.schema import guard
-from fencepost.storage.d1 import Database
+from fencepost.identifiers import Principal
+from fencepost.storage.d1 import Database, SchemaMemory
 from fencepost.storage.event_loop import promptly
 
 # What `json.dumps` would make anew for each text.
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-_SEGMENTS = tuple((route, route.pattern.split("/")) for route in ROUTES)
-
-
 # An isolate has one binding DB, so it has one memory of that database's schema.
-_GUARD = guard.Guard()
-
-
-def find_route(request: Request) -> Route[Any]:
-    """The route of a request; sets `request.params`. Raises NotFound, or 405 with Allow."""
-    segments = request.path.split("/")
-    allowed = []
-    for route, pattern in _SEGMENTS:
-        params = _match(pattern, segments)
-        if params is None:
-            continue
-        if route.method == request.method:
-            request.params = params
-            return route
-        allowed.append(route.method)
-    if allowed:
-        raise errors.InvalidRequest(
-            f"This path takes {', '.join(sorted(set(allowed)))}.",
-            code="METHOD_NOT_ALLOWED",
-            allow=sorted(set(allowed)),
-        )
-    raise errors.NotFound("There is no such path.")
-
-
-def _match(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
-    if len(pattern) != len(segments):
-        return None
-    params = {}
-    for expected, found in zip(pattern, segments, strict=True):
-        if expected.startswith("{"):
-            params[expected[1:-1]] = unquote(found)
-        elif expected != found:
-            return None
-    return params
-
-
-# What a path names that no identifier can name is simply not there.
-_ABSENT = {"run_id": "RUN_NOT_FOUND", "key": "START_NOT_FOUND", "op": "OPERATION_NOT_FOUND"}
-
-
-def _check_params(params: dict[str, str]) -> None:
-    for name, value in params.items():
-        if not (is_operation_id if name == "op" else is_identifier)(value):
-            code = _ABSENT.get(name, "NOT_FOUND")
-            raise errors.NotFound(f"{PROBLEMS[code].title}.", code=code)
+_SCHEMA = SchemaMemory()
 
 
 async def answer(request: Request) -> tuple[Reply[Any], str | None]:
     """The reply to a request, and the pattern of its route. Never raises an Exception."""
     pattern = None
     try:
-        route = find_route(request)
+        route, request.params = routes.find(request.method, request.path)
         pattern = route.pattern
         if route.scopes:
             auth.admit(request, route.scopes)
-        _check_params(request.params)
+        routes.check_params(request.params)
         for header in route.headers:
             request.named[header.name] = header.read(request.header(header.name))
         takes = route.takes
@@ -100,7 +50,7 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
         if isinstance(failure, errors.StorageError):
             _complain(failure.message)
         if isinstance(failure, errors.MissingColumn | errors.ColumnAbsent):
-            request.db.trust_schema(False)
+            request.db.forget_schema()
             error = await _explained(request, failure)
         return problem_reply(error), pattern
     except Exception:
@@ -114,7 +64,7 @@ async def _explained(request: Request, failure: errors.FencepostError) -> errors
     """
     if isinstance(failure, errors.ColumnAbsent) and request.method != "GET":
         return failure
-    return await guard.explain(request.db, failure)
+    return await request.db.explain(failure)
 
 
 def problem_reply(error: errors.FencepostError) -> Reply[Any]:
@@ -189,8 +139,8 @@ async def serve(js_request: Any, env: Any) -> Any:
 
 async def purge(env: Any) -> None:
     """What the cron trigger does: one purge, as the principal system:cron, and a log line."""
-    db = Database(env.DB, _GUARD)
-    kept = queries.retention(lambda name: getattr(env, name, None))
+    db = Database(env.DB, _SCHEMA)
+    kept = settings.retention(lambda name: getattr(env, name, None))
     purged = await retention.purge(db, Principal("system", "cron"), kept, limits.PURGE_ROWS_DEFAULT)
     _log(json.dumps({"cron": "purge", **purged._asdict(), "d1_round_trips": db.round_trips}))
 
@@ -214,7 +164,7 @@ def _receive(js_request: Any, env: Any) -> Request:
         query=dict(parse_qsl(query, keep_blank_values=True)) if query else {},
         header=header,
         read_body=read_body,
-        db=Database(env.DB, _GUARD),
+        db=Database(env.DB, _SCHEMA),
         setting=lambda name: getattr(env, name, None),
     )
 

@@ -1,8 +1,8 @@
-"""The shape of a stored table, read from the SQL that D1 keeps of it, against this build's.
+"""Compares a stored table, by the SQL text that D1 keeps of it, with the table of this build.
 
-The kept text is the exact one: it holds types, NOT NULL, CHECKs, keys, STRICT and WITHOUT ROWID.
-Comments, white space, letter case and quotation marks around names do not matter. What is not
-compared: triggers, views, and tables that this build does not know.
+The text holds types, NOT NULL, CHECKs, keys, STRICT and WITHOUT ROWID. Comments, white space,
+letter case and quotation marks around names are ignored. Not compared: triggers, views, and tables
+that this build does not know.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _CONSTRAINTS = frozenset({"check", "primary", "unique", "foreign", "constraint"})
-# A column at the end that this build does not know may have none of these: it would refuse our
-# rows, or mean something to a newer build that this one would break.
+# An unknown column at the end of a table may have none of these. With one, it could refuse our
+# rows, or hold a rule of a newer build that this build would break.
 _BINDING = _CONSTRAINTS | {"not", "references", "generated", "as"}
 
 Tokens = tuple[str, ...]
 
 
 class Difference(NamedTuple):
-    """What is other than this build knows it. Never holds SQL."""
+    """The first thing that differs from this build's table. Never holds SQL."""
 
     table: str
     column: str | None
@@ -36,7 +36,7 @@ class Difference(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The definition of a table, taken apart."""
+    """The parts of a table's definition."""
 
     columns: dict[str, Tokens]
     constraints: tuple[Tokens, ...]
@@ -44,7 +44,7 @@ class Table(NamedTuple):
 
 
 def tokens(sql: str) -> Tokens:
-    """The words of a DDL statement, without what does not matter."""
+    """The words of a DDL statement, without comments and white space."""
     found = []
     for match in _TOKEN.finditer(sql):
         text, *names, word = match.groups()
@@ -57,13 +57,13 @@ def tokens(sql: str) -> Tokens:
 
 
 def digest(sql: str) -> str:
-    """Names a shape: SHA-256 of its words."""
+    """SHA-256 (hex) of the words of a DDL statement: the name of a shape."""
     return hashlib.sha256(" ".join(tokens(sql)).encode()).hexdigest()
 
 
 @functools.lru_cache(64)
 def table(sql: str) -> Table | None:
-    """The DDL of a table taken apart; None for what is not an ordinary table."""
+    """The parts of a table's DDL; None for what is not an ordinary table."""
     words = tokens(sql)
     if words[:2] != ("create", "table") or words[3:4] != ("(",):
         return None
@@ -74,7 +74,7 @@ def table(sql: str) -> Table | None:
 
 
 def _split(words: Tokens) -> tuple[list[Tokens], list[Tokens]]:
-    """What stands between the commas: inside the outer parenthesis, and after it."""
+    """The parts between the commas: inside the outer parentheses, and after them."""
     inside: list[Tokens] = [()]
     after: list[Tokens] = [()]
     depth, parts = 1, inside
@@ -138,7 +138,7 @@ def _what(ours: Tokens, theirs: Tokens) -> str:
 
 
 def _holds(definition: Tokens, words: Tokens) -> bool:
-    """Whether a column has a property, outside of its parentheses."""
+    """Whether a column has a property, outside parentheses."""
     outside, depth = [], 0
     for word in definition:
         depth += (word == "(") - (word == ")")

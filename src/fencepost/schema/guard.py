@@ -1,12 +1,11 @@
-"""The schema guard: a database of another shape is refused whole; nothing is ever repaired.
+"""The schema guard: refuses to write to a database of an unknown shape. It repairs nothing.
 
-An isolate looks at the stored shape before its first write, in one read, and remembers only
-that it is the present one; after that the guard costs nothing. It looks again after D1 missed a
-table or a column. Only a start and a fence transition call `ensure`, which creates what is
-missing and moves earlier shapes forward.
+An isolate checks the stored shape before its first write, in one read. Once it has found the
+present shape it checks no more, until D1 reports a missing table or column. Only a start and a
+fence transition call `ensure`, which creates what is missing and migrates earlier shapes.
 
-Not guaranteed: a database that somebody alters under a running isolate is noticed only when a
-statement fails of it, or by the next isolate.
+Not guaranteed: that a running isolate notices a change to the tables. It does when a statement
+fails because of it; the next isolate does before its first write.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from fencepost.schema.migrations import DDL, INDEXES, Earlier
 from fencepost.storage.d1 import Database, Result
 from fencepost.storage.sql import Statement
 
-# The text that D1 keeps of all that belongs to our tables; without text: made by a constraint.
+# The SQL text that D1 keeps of our tables and all that belongs to them. What a constraint made,
+# as an index of a UNIQUE, has no text.
 _READ_SHAPE = """
 SELECT type, lower(name) AS name, lower(tbl_name) AS tbl_name, sql FROM sqlite_master
 WHERE (name LIKE 'fencepost!_%' ESCAPE '!' OR tbl_name LIKE 'fencepost!_%' ESCAPE '!')
@@ -29,7 +29,7 @@ WHERE (name LIKE 'fencepost!_%' ESCAPE '!' OR tbl_name LIKE 'fencepost!_%' ESCAP
 
 
 class Shape(NamedTuple):
-    """What is stored, judged: what was never ours, what once was, and what is not there."""
+    """What differs from this build: foreign shapes, earlier shapes, and what is missing."""
 
     foreign: list[Difference]
     outdated: list[tuple[Earlier, str, Difference]]
@@ -40,16 +40,16 @@ class Shape(NamedTuple):
         return not (self.foreign or self.outdated or self.lacking)
 
     def require_ours(self) -> None:
-        """Raises SchemaMismatch for what was never a shape of ours."""
+        """Raises SchemaMismatch for a shape that no build of this product had."""
         for difference in self.foreign:
             raise errors.SchemaMismatch(*difference)
 
     def require_current(self) -> None:
-        """Raises SchemaMismatch, or SchemaBehind for what `ensure` would bring forward."""
+        """Raises SchemaMismatch; SchemaBehind for what `ensure` would create or migrate."""
         self.require_ours()
         self.require_not_outdated()
         for name in self.lacking:
-            raise errors.SchemaBehind(_table_of(name), None, "missing")
+            raise errors.SchemaBehind(migrations.table_of(name), None, "missing")
 
     def require_not_outdated(self) -> None:
         """Raises SchemaBehind for a table of an earlier shape."""
@@ -57,12 +57,8 @@ class Shape(NamedTuple):
             raise errors.SchemaBehind(*difference)
 
 
-def _table_of(name: str) -> str:
-    return name if name in DDL else ddl.tokens(INDEXES[name])[4]
-
-
 def judge(result: Result) -> Shape:
-    """The stored shape from what _READ_SHAPE returned."""
+    """The differences in what _READ_SHAPE returned."""
     foreign, outdated = [], []
     rows = sorted(result.rows, key=lambda row: str(row["name"]))
     for row in rows:
@@ -81,8 +77,10 @@ def judge(result: Result) -> Shape:
 
 
 def _judge_index(row: dict[str, Any], rebuilt: set[str]) -> Difference | None:
-    """Ours must be as we know it, or go with a table that is rebuilt. Of the others only a
-    unique one matters: it refuses rows.
+    """The difference of one index, if it matters.
+
+    An index of ours must be as this build knows it, unless its table is rebuilt. Of foreign
+    indexes only a unique one matters: it could refuse our rows.
     """
     name, table, sql = row["name"], row["tbl_name"], row["sql"]
     if name in INDEXES:
@@ -105,29 +103,23 @@ async def inspect(db: Database) -> Shape:
     return judge(result)
 
 
-class Guard:
-    """The memory of an isolate about one database; one trip until the schema is found current."""
+async def look(db: Database, creating: bool) -> bool:
+    """Whether the schema is current. One round trip.
 
-    def __init__(self) -> None:
-        self.trusted = False
-
-    async def look(self, db: Database, creating: bool) -> bool:
-        """What `Database` asks before a write: whether to trust the schema from now on.
-
-        Raises SchemaMismatch for a foreign shape, SchemaBehind for an earlier one and, if the
-        writer is one that creates tables, for an incomplete one. Other writers may go on
-        without the tables that they do not need.
-        """
-        found = await inspect(db)
-        found.require_ours()
-        if creating:
-            found.require_current()
-        found.require_not_outdated()
-        return found.current
+    Raises SchemaMismatch for a foreign shape and SchemaBehind for an earlier one. With `creating`
+    (the caller creates tables) it raises SchemaBehind for missing tables too. Other callers may
+    go on without tables that they do not need.
+    """
+    found = await inspect(db)
+    found.require_ours()
+    if creating:
+        found.require_current()
+    found.require_not_outdated()
+    return found.current
 
 
 async def explain(db: Database, failure: errors.FencepostError) -> errors.FencepostError:
-    """The mismatch behind a column that is not there; the failure itself if there is none."""
+    """The SchemaMismatch that caused a missing column; the failure itself if there is none."""
     try:
         (await inspect(db)).require_current()
     except errors.FencepostError as found:
@@ -136,10 +128,10 @@ async def explain(db: Database, failure: errors.FencepostError) -> errors.Fencep
 
 
 async def ensure(db: Database) -> None:
-    """Bring earlier shapes forward and create what is missing, in one transaction.
+    """Migrate earlier shapes and create what is missing, in one transaction.
 
-    Raises SchemaMismatch, and writes nothing, when any table has a shape that is not known.
-    Does not touch what is as it should be.
+    Raises SchemaMismatch, and writes nothing, when any table has an unknown shape. Tables of the
+    present shape are not touched.
     """
     found = await inspect(db)
     found.require_ours()
@@ -153,9 +145,8 @@ async def ensure(db: Database) -> None:
         results = await db.batch_unguarded([*moves, *creates, Statement(_READ_SHAPE)])
         after = judge(results[-1])
     except (errors.Refused, errors.MissingTable):
-        # Somebody else may have migrated it first; then there is nothing left to do.
+        # Another request may have migrated it first. Then nothing is left to do.
         after = await inspect(db)
         if not after.current:
             raise
     after.require_current()
-    db.trust_schema(True)

@@ -1,8 +1,8 @@
 """The earlier shapes of the tables, and how they become the present one.
 
-SQLite cannot add a CHECK to a table that exists, so a migration rebuilds it: create, copy, drop,
-rename. Every earlier shape goes straight to the present one, in one batch. A digest and its
-columns are history and never change; `tests/schemas` holds a database of each shape.
+SQLite cannot add a CHECK to an existing table, so a migration rebuilds the table: create, copy,
+drop, rename. Every earlier shape is migrated to the present one directly, in one batch. Digests
+and columns of earlier shapes never change. `tests/schemas` holds a database of each shape.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fencepost.schema import tables
-from fencepost.schema.ddl import table
+from fencepost.schema.ddl import table, tokens
 from fencepost.storage.sql import Statement
 
 
 class Earlier(NamedTuple):
-    """A shape that a table once had: `shape.digest` of its DDL, and its columns, all kept.
+    """A shape that a table once had: `ddl.digest` of its DDL, and its columns, which are copied.
 
-    `fills`: for each column that came later and may not be NULL, the SQL expression that old
-    rows get; every other new column is NULL in them, or has its DEFAULT.
+    `fills`: for each later column that may not be NULL, the SQL expression of its value in old
+    rows. Every other new column is NULL in them, or has its DEFAULT.
     """
 
     table: str
@@ -48,7 +48,7 @@ _RUNS_1 = Earlier(
     ),
 )
 
-# Before subjects there was no run that a second key could join.
+# Before there were subjects, no key could join the run of another key.
 _RESERVATIONS_1 = Earlier(
     "fencepost_reservations",
     "e1247e816cedd3ac7a680568fa8ae609294f787d6f7c77d38b7e623451ea2044",
@@ -74,7 +74,7 @@ _RUNS_3 = Earlier(
     ),
 )
 
-# Before its token, an event was known by its hash.
+# Before events had a token, the hash identified the event.
 _EVENTS_1 = Earlier(
     "fencepost_events",
     "c01daac8344c47ed3004c0c9ecc44aeebfd30379b416e45140fcbb583e61b016",
@@ -82,8 +82,8 @@ _EVENTS_1 = Earlier(
     fills=(("write_token", "''"),),
 )
 
-# The shapes that databases have had, oldest first: which of their tables are not as today's.
-# A table that came later is simply missing there; indexes go with their table.
+# The earlier shapes of a database, oldest first: those of its tables that differ from the present
+# ones. A table that was added later is missing there. An index belongs to its table.
 MIGRATIONS = {
     "1-starts": (_FENCE_1, _RESERVATIONS_1, _RUNS_1, _EVENTS_1),
     "2-operators": (_RESERVATIONS_1, _RUNS_1, _EVENTS_1),
@@ -91,28 +91,37 @@ MIGRATIONS = {
     "4-history": (_EVENTS_1,),
 }
 
+# Of the tables that the oldest shape lacks: the first shape that has them.
+_CAME_WITH = {
+    "fencepost_audit": "2-operators",
+    "fencepost_subjects": "4-history",
+    "fencepost_bindings": "4-history",
+    "fencepost_operations": "4-history",
+}
+
 EARLIER = {earlier.digest: earlier for shape in MIGRATIONS.values() for earlier in shape}
 
 
 def _created(kind: str) -> dict[str, str]:
-    """Ours by name: each statement is CREATE `kind` IF NOT EXISTS name …"""
+    """The statements of `tables` that create this kind, by the name of what they create."""
     words = ((ddl.split(None, 6), ddl) for ddl in tables.STATEMENTS)
     return {word[5]: ddl for word, ddl in words if word[1] == kind}
 
 
 DDL, INDEXES = _created("TABLE"), _created("INDEX")
 
-# Decides: the table is still as it was when the migration was chosen. If not, malformed JSON
-# takes the whole batch back: somebody else migrated it first.
+# Decides: the table still has the shape for which the migration was chosen. If another request
+# migrated it first, the malformed JSON fails, and D1 rolls the whole batch back.
 _STILL = """
-SELECT json(CASE WHEN (SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?1) = ?2
+SELECT json(CASE
+  WHEN (SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :name) = :stored
   THEN '{}' ELSE 'moved' END)
 """
 
 
 def statements(earlier: Earlier, stored: str) -> list[Statement]:
-    """Rebuilds a table whose kept SQL is `stored`. Indexes and triggers of it are dropped."""
-    still = Statement(_STILL, (earlier.table, stored))
+    """Rebuild a table whose stored SQL is `stored`. Its indexes and triggers are dropped."""
+    still = Statement(_STILL, name=earlier.table, stored=stored)
     return [still, *(Statement(sql) for sql in _rebuild(earlier))]
 
 
@@ -129,8 +138,13 @@ def _rebuild(earlier: Earlier) -> list[str]:
     ]
 
 
+def table_of(name: str) -> str:
+    """The table of an index; a table itself."""
+    return name if name in DDL else tokens(INDEXES[name])[4]
+
+
 def lacking(names: Iterable[str]) -> list[str]:
-    """The tables and indexes of this build that are not among the names."""
+    """The names of this build's tables and indexes that are not among `names`."""
     found = set(names)
     return [name for name in (*DDL, *INDEXES) if name not in found]
 
@@ -138,14 +152,15 @@ def lacking(names: Iterable[str]) -> list[str]:
 def as_sql_files() -> dict[str, str]:
     """The texts of `schema/migrate-<shape>.sql`, for a database too large for one request.
 
-    Each file refuses, as a whole, a database of another shape.
+    Each file fails as a whole in a database of another shape.
     """
-    return {f"schema/migrate-{shape}.sql": _as_sql(MIGRATIONS[shape]) for shape in MIGRATIONS}
+    return {f"schema/migrate-{shape}.sql": _as_sql(shape) for shape in MIGRATIONS}
 
 
-def _as_sql(shape: Iterable[Earlier]) -> str:
+def _as_sql(shape: str) -> str:
+    """Rebuilds the tables that changed since, and creates what is then missing."""
     parts = []
-    for earlier in shape:
+    for earlier in MIGRATIONS[shape]:
         columns = ",".join(earlier.columns)
         still = (
             "SELECT json(CASE WHEN (SELECT group_concat(name) FROM "
@@ -153,7 +168,11 @@ def _as_sql(shape: Iterable[Earlier]) -> str:
             "  THEN '{}' ELSE 'another shape' END)"
         )
         parts += [still, *_rebuild(earlier)]
-    return "".join(f"{sql};\n\n" for sql in parts) + tables.as_sql_file()
+    rebuilt = {earlier.table for earlier in MIGRATIONS[shape]}
+    later = {table for table, first in _CAME_WITH.items() if shape < first}
+    parts += [DDL[name] for name in DDL if name in later]
+    parts += [INDEXES[name] for name in INDEXES if table_of(name) in rebuilt | later]
+    return "".join(f"{sql};\n\n" for sql in parts).rstrip("\n") + "\n"
 
 
 def columns_of(name: str) -> tuple[str, ...]:

@@ -1,13 +1,10 @@
-"""The tables. `schema_guard.ensure` creates them; `migrations` knows their earlier shapes.
+"""The tables. `guard.ensure` creates them; `migrations` knows their earlier shapes.
 
-`schema/schema.sql` holds the same text for `wrangler d1 execute` (a test compares).
-Every table defends itself: a CHECK ties each state to its columns. Times are milliseconds of
-the database's clock.
+`schema/schema.sql` holds the same text for `wrangler d1 execute`; a test compares them. CHECKs
+say which columns each state must have. Times are milliseconds of the database's clock.
 """
 
 from __future__ import annotations
-
-from fencepost.schema import run_tables
 
 _FENCE = """
 CREATE TABLE IF NOT EXISTS fencepost_fence (
@@ -56,8 +53,8 @@ CREATE TABLE IF NOT EXISTS fencepost_reservations (
 ) STRICT, WITHOUT ROWID
 """
 
-# The drain inventory and settling look at unsettled reservations only; once settled, a
-# reservation moves to the indexes that look it up by run, and by age for the purge.
+# The drain inventory and settling read unsettled reservations only. A settled reservation is in
+# two other indexes: by run, and by age for the purge.
 _RESERVATIONS_UNSETTLED = """
 CREATE INDEX IF NOT EXISTS fencepost_reservations_unsettled
 ON fencepost_reservations (run_id) WHERE state <> 'terminal'
@@ -152,7 +149,7 @@ CREATE INDEX IF NOT EXISTS fencepost_runs_by_age
 ON fencepost_runs (finished_at_ms) WHERE finished_at_ms IS NOT NULL
 """
 
-# Apart from the run, so that a heartbeat never rewrites a megabyte.
+# In its own table, so that a heartbeat does not rewrite up to a megabyte of state.
 _SNAPSHOTS = """
 CREATE TABLE IF NOT EXISTS fencepost_snapshots (
   run_id TEXT PRIMARY KEY,
@@ -176,7 +173,7 @@ CREATE TABLE IF NOT EXISTS fencepost_events (
 ) STRICT, WITHOUT ROWID
 """
 
-# Who owned a run, and when: one row a grant, release or takeover; none for heartbeats.
+# Who owned a run, and when: a row for each grant, release or takeover; none for heartbeats.
 _OWNERSHIP = """
 CREATE TABLE IF NOT EXISTS fencepost_ownership (
   run_id TEXT NOT NULL,
@@ -193,7 +190,66 @@ CREATE TABLE IF NOT EXISTS fencepost_ownership (
 ) STRICT, WITHOUT ROWID
 """
 
-# What operators did: who, when, what and why. Written in the batch of the deed; never purged.
+# Subjects: the names by which a start finds the run that its subject already has.
+_SUBJECTS = """
+CREATE TABLE IF NOT EXISTS fencepost_subjects (
+  principal_kind TEXT NOT NULL,
+  principal_id TEXT NOT NULL,
+  stage TEXT NOT NULL,
+  lookup_key TEXT NOT NULL CHECK (lookup_key LIKE 'change:%' OR lookup_key LIKE 'provisional:%'),
+  run_id TEXT NOT NULL,
+  PRIMARY KEY (principal_kind, principal_id, stage, lookup_key)
+) STRICT, WITHOUT ROWID
+"""
+_SUBJECTS_BY_RUN = """
+CREATE INDEX IF NOT EXISTS fencepost_subjects_by_run ON fencepost_subjects (run_id)
+"""
+# What was delivered at each gate, by the hash of its receipt; written once, never changed.
+_BINDINGS = """
+CREATE TABLE IF NOT EXISTS fencepost_bindings (
+  run_id TEXT NOT NULL,
+  revision INTEGER NOT NULL CHECK (revision BETWEEN 1 AND 9007199254740991),
+  gate TEXT NOT NULL CHECK (gate IN ('a', 'b')),
+  receipt_hash TEXT NOT NULL CHECK (
+    length(receipt_hash) = 64 AND receipt_hash NOT GLOB '*[^0-9a-f]*'),
+  -- Canonical JSON, so that equal proofs are equal texts.
+  approval_proof TEXT CHECK (json_valid(approval_proof) AND json_type(approval_proof) = 'object'),
+  created_at_ms INTEGER NOT NULL,
+  -- In this order a list is sorted as it is stored.
+  PRIMARY KEY (run_id, revision, gate)
+) STRICT, WITHOUT ROWID
+"""
+
+# Operations: named, leased steps inside a run. An outcome is kept as long as its run.
+_OPERATIONS = """
+CREATE TABLE IF NOT EXISTS fencepost_operations (
+  run_id TEXT NOT NULL,
+  operation_id TEXT NOT NULL CHECK (
+    length(operation_id) BETWEEN 1 AND 128 AND operation_id = lower(operation_id)),
+  kind TEXT NOT NULL CHECK (kind = 'lease'),
+  payload_fingerprint TEXT NOT NULL CHECK (length(payload_fingerprint) = 64),
+  state TEXT NOT NULL CHECK (state IN ('running', 'committed', 'interrupted')),
+  -- Names the last lease: the present one while the operation runs.
+  lease_token TEXT NOT NULL,
+  lease_expires_at_ms INTEGER,
+  -- JSON; a committed null is the text null.
+  outcome TEXT CHECK (json_valid(outcome)),
+  write_token TEXT NOT NULL,
+  created_at_ms INTEGER NOT NULL,
+  updated_at_ms INTEGER NOT NULL CHECK (updated_at_ms >= created_at_ms),
+  PRIMARY KEY (run_id, operation_id),
+  CHECK ((state = 'running') = (lease_expires_at_ms IS NOT NULL)),
+  CHECK ((state = 'committed') = (outcome IS NOT NULL))
+) STRICT, WITHOUT ROWID
+"""
+
+# For the drain inventory.
+_OPERATIONS_RUNNING = """
+CREATE INDEX IF NOT EXISTS fencepost_operations_running
+ON fencepost_operations (run_id, operation_id) WHERE state = 'running'
+"""
+
+# Acts of operators: who, when, what and why. Written in the batch of the act; never purged.
 _AUDIT = """
 CREATE TABLE IF NOT EXISTS fencepost_audit (
   sequence INTEGER PRIMARY KEY,
@@ -240,7 +296,11 @@ STATEMENTS = tuple(
         _SNAPSHOTS,
         _EVENTS,
         _OWNERSHIP,
-        *run_tables.STATEMENTS,
+        _SUBJECTS,
+        _SUBJECTS_BY_RUN,
+        _BINDINGS,
+        _OPERATIONS,
+        _OPERATIONS_RUNNING,
         _AUDIT,
     )
 )

@@ -1,7 +1,7 @@
-"""The D1 boundary: the only module that carries SQL across to JavaScript.
+"""The D1 boundary: the only module that passes SQL to JavaScript.
 
 A batch is one transaction and one network round trip; a single statement is a batch of one.
-Results come back in one JSON pass for the whole batch.
+The results of a batch come back as one JSON text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fencepost import errors, limits
 from fencepost.identifiers import is_well_formed
@@ -29,32 +29,32 @@ class Result(NamedTuple):
     rows_written: int
 
 
-class Guard(Protocol):
-    """Who looks at the schema before the first write, and remembers that it is current."""
+class SchemaMemory:
+    """Whether this isolate has found the database's schema to be `current`."""
 
-    trusted: bool
+    __slots__ = ("current",)
 
-    async def look(self, db: Database, creating: bool) -> bool:
-        """Whether the schema is current; raises if the write must not happen."""
+    def __init__(self) -> None:
+        self.current = False
 
 
 class Database:
     """A D1 binding for the length of one request.
 
-    A write first asks `guard`, until that one trusts the schema; without a guard (a library's
-    own `Database`) nobody looks at it.
-    `round_trips`, `rows_read`, `rows_written` and `elapsed_ms` add up over its batches.
-    Reads always go to the primary; replicas are never asked.
+    Before a write the schema is checked, until `schema` remembers that it is current. Without a
+    `schema` (as in a library's own `Database`) it is never checked.
+    `round_trips`, `rows_read`, `rows_written` and `elapsed_ms` (milliseconds) add up over its
+    batches. Reads always go to the primary, never to a replica.
     """
 
-    def __init__(self, binding: Any, guard: Guard | None = None) -> None:
+    def __init__(self, binding: Any, schema: SchemaMemory | None = None) -> None:
         self._binding = binding
-        self._guard = guard
+        self._schema = schema
         self.round_trips = 0
         self.rows_read = 0
         self.rows_written = 0
         self.elapsed_ms = 0.0
-        # What became of a write whose reply was lost (`commit.Branch`).
+        # What became of a write whose reply was lost (`writes.Branch`).
         self.branch: str | None = None
 
     async def batch(self, statements: Sequence[Statement]) -> list[Result]:
@@ -64,39 +64,47 @@ class Database:
         one of MissingTable, ConstraintFailed, Refused (it did not run) or Unknown (the reply
         was lost: it may have committed) when D1 fails.
         """
-        if (
-            self._guard is not None
-            and not self._guard.trusted
-            and not all(map(_is_select, statements))
-        ):
+        known = self._schema is None or self._schema.current
+        if not known and not all(map(_is_select, statements)):
             await self.ready()
         return await self.batch_unguarded(statements)
 
     async def ready(self, *, creating: bool = False) -> None:
-        """Have the schema looked at, unless it was found current before.
+        """Check the schema, unless it was found current before.
 
-        Raises what the guard raises; `creating` says that the caller creates what is missing.
+        `creating`: the caller is one that creates missing tables. Raises SchemaMismatch and
+        SchemaBehind.
         """
-        if self._guard is not None and not self._guard.trusted:
-            self._guard.trusted = await self._guard.look(self, creating)
+        if self._schema is not None and not self._schema.current:
+            from fencepost.schema import guard
+
+            self._schema.current = await guard.look(self, creating)
 
     async def bring_schema_forward(self) -> None:
         """Create what is missing and move earlier shapes forward, in one transaction.
 
-        For a start and a fence transition alone. Raises SchemaMismatch, and writes nothing, for a
-        table whose shape is not known.
+        Only a start and a fence transition call this. Raises SchemaMismatch, and writes nothing,
+        for a table whose shape is not known.
         """
         from fencepost.schema import guard
 
         await guard.ensure(self)
+        if self._schema is not None:
+            self._schema.current = True
 
-    def trust_schema(self, trusted: bool) -> None:
-        """Remember whether the schema is known to be current."""
-        if self._guard is not None:
-            self._guard.trusted = trusted
+    def forget_schema(self) -> None:
+        """Check the schema again before the next write."""
+        if self._schema is not None:
+            self._schema.current = False
+
+    async def explain(self, failure: errors.FencepostError) -> errors.FencepostError:
+        """The SchemaMismatch that caused a missing column; the failure itself if there is none."""
+        from fencepost.schema import guard
+
+        return await guard.explain(self, failure)
 
     async def batch_unguarded(self, statements: Sequence[Statement]) -> list[Result]:
-        """As `batch`, without a look at the schema."""
+        """As `batch`, without checking the schema first."""
         if not statements:
             raise ValueError("a batch holds at least one statement")
         for statement in statements:
@@ -118,8 +126,8 @@ class Database:
     async def read(self, statements: Sequence[Statement]) -> list[Result]:
         """A batch of SELECTs. A failure is never a lost write: StorageUnreadable.
 
-        Raises MissingTable when a table is absent, which for a read means: no such row; and
-        MissingColumn when a table has another shape.
+        Raises MissingTable when a table is absent (so there is no such row), MissingColumn when a
+        table has another shape, and StorageUnreadable for every other failure.
         """
         for statement in statements:
             if not _is_select(statement):
@@ -134,18 +142,18 @@ class Database:
     def _classified(self, failure: Exception) -> errors.StorageError:
         error = failures.classify(failures.messages(failure))
         if isinstance(error, errors.MissingTable | errors.MissingColumn):
-            self.trust_schema(False)
+            self.forget_schema()
         return error
 
     async def _send(self, statements: Sequence[Statement]) -> str:
-        """Cross to JavaScript and back; the JSON text of D1's results."""
+        """Call D1 through JavaScript. Returns the JSON text of its results."""
         javascript, prepare = _javascript(), _prepared(self._binding).statement
-        crossing = javascript.otherwise.get
+        replaced = javascript.replacements.get
         bound = []
         for statement in statements:
             prepared, bind = prepare(statement.sql)
             params = statement.params
-            bound.append(bind(*map(crossing, params, params)) if params else prepared)
+            bound.append(bind(*map(replaced, params, params)) if params else prepared)
         results = await promptly(self._binding.batch, javascript.to_js(bound))
         text: str = javascript.stringify(results)
         return text
@@ -156,37 +164,40 @@ def _is_select(statement: Statement) -> bool:
 
 
 class Reader:
-    """A database that cannot write: all that it has is `read`."""
+    """A database that can only `read`."""
 
     def __init__(self, db: Database) -> None:
         self.read = db.read
 
 
-# --- Across to JavaScript ----------------------------------------------------------------
+# --- Calling JavaScript ------------------------------------------------------------------
 
 
 class _Javascript(NamedTuple):
     stringify: Any
     to_js: Any
-    # What crosses otherwise than by itself: None as undefined and these integers as BigInt, both
-    # of which D1 refuses. It binds every number as REAL.
-    otherwise: dict[Parameter, Any]
+    # Values that Pyodide would convert to what D1 refuses: None to undefined, and ±(2^53−1) to
+    # BigInt. As floats these integers stay exact, and D1 binds every number as REAL anyway.
+    replacements: dict[Parameter, Any]
 
 
 @functools.cache
 def _javascript() -> _Javascript:
-    """What a batch needs of JavaScript, fetched once."""
+    """The JavaScript functions that a batch calls, fetched once."""
     from js import JSON
     from pyodide.ffi import jsnull, to_js
 
-    otherwise: dict[Parameter, Any] = {None: jsnull}
+    replacements: dict[Parameter, Any] = {None: jsnull}
     for largest in (limits.INTEGER_MAX, -limits.INTEGER_MAX):
-        otherwise[largest] = float(largest)
-    return _Javascript(JSON.stringify, to_js, otherwise)
+        replacements[largest] = float(largest)
+    return _Javascript(JSON.stringify, to_js, replacements)
 
 
 class _Prepared:
-    """Statements of one binding by their SQL, unbound: a long text crosses once, not each time."""
+    """Prepared statements of one binding, by their SQL, without values.
+
+    A long SQL text is then passed to JavaScript once, not in each batch.
+    """
 
     def __init__(self, binding: Any) -> None:
         self.binding = binding
@@ -201,9 +212,9 @@ _last_prepared = _Prepared(None)
 
 
 def _prepared(binding: Any) -> _Prepared:
-    """What was prepared for this very binding. Only the last one is kept: there is one a Worker."""
+    """The prepared statements of this binding. Those of the last binding only are kept."""
     global _last_prepared
-    if _last_prepared.binding != binding:  # of JavaScript objects: not the same one
+    if _last_prepared.binding != binding:  # JavaScript objects compare by identity
         _last_prepared = _Prepared(binding)
     return _last_prepared
 
@@ -217,7 +228,7 @@ _PLAIN = frozenset({str, type(None)})
 
 
 def check(statement: Statement) -> None:
-    """Refuse what D1 would refuse, cut short or change; ValueError, before anything is sent."""
+    """Raises ValueError for a statement that D1 would refuse, cut short or change."""
     params = statement.params
     _check_sql(statement.sql)
     if len(params) > limits.PARAMETERS_MAX:

@@ -1,8 +1,9 @@
 """Requests without idle turns of the event loop.
 
-A turn of Pyodide's loop is a timer of JavaScript. It takes one before a task's first step, one
-between a promise that is kept and the step that awaits it, and one to count each task and each
-future. Here a task begins when it is made, and goes on when the promise calls back.
+Each turn of Pyodide's event loop is a JavaScript timer. Pyodide takes one turn before the first
+step of a task, one between a promise that settles and the step that awaits it, and one to count
+each task and each future. Here a task begins when it is created, and continues inside the
+callback of the promise.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 
 
 class Arrival:
-    """A Future-like object (`asyncio.isfuture`) that one task awaits, and that a promise settles.
+    """A Future-like object (`asyncio.isfuture`) that one task awaits and a promise settles.
 
-    It steps the task within `set_result` or `set_exception`, which are therefore for callbacks
-    of JavaScript alone: no task may run then, and nothing may follow. It cannot be cancelled; a
-    task that is, ends when the promise is settled. Pyodide asks `done` before it settles.
+    `set_result` and `set_exception` run the next step of the task before they return. Only a
+    JavaScript callback may call them, while no task runs, and as its last action. An Arrival
+    cannot be cancelled: a cancelled task ends when the promise settles. Pyodide asks `done` first.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_error", "_loop", "_settled", "_value", "_waiting")
@@ -71,16 +72,16 @@ class Arrival:
 
 
 def _enter(loop: asyncio.AbstractEventLoop) -> None:
-    """Have asyncio know that `loop` runs here, as Pyodide's does before each turn."""
+    """Tell asyncio that `loop` is running, as Pyodide does before each turn."""
     if asyncio._get_running_loop() is not loop:
         asyncio._set_running_loop(loop)
 
 
 def promptly(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a JavaScript function promises, to be awaited once, at once.
+    """Call a JavaScript function. Await the promise that it returns once, immediately.
 
-    Only what is made during the call is an Arrival: asyncio's locks and groups rely on a turn of
-    the loop between a result and the task that it wakes.
+    Only futures created during the call are Arrivals. asyncio's locks and task groups rely on a
+    turn of the loop between a result and the task that it wakes.
     """
     loop: Any = asyncio.get_running_loop()
     loop.create_future = partial(Arrival, loop)
@@ -91,9 +92,9 @@ def promptly(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def begin_tasks_promptly(task: Callable[..., Any]) -> None:
-    """From now on a task of the event loop, made by `task`, runs up to its first await at once.
+    """Let every new task run up to its first await when it is created. `task` makes the task.
 
-    Pyodide's `create_task` takes no notice of `eager_start`, and with a task factory it fails.
+    Pyodide's `create_task` ignores `eager_start`, and fails with a task factory.
     """
     loop: Any = asyncio.get_event_loop()
 

@@ -1,4 +1,4 @@
-"""What D1's failures mean: the exact messages, and what is not known is Unknown."""
+"""What D1's failures mean, by their exact messages. Any other message means Unknown."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _CAUSES_MAX = 8
 
 
 def classify(messages: Sequence[str]) -> errors.StorageError:
-    """What a failure means, from its message and those of its causes, outermost first.
+    """The error for a failure, from its message and those of its causes, outermost first.
 
-    A missing table is believed only from the root of the chain (contracts 1.1): further out
-    such a text is a quotation. Other refusals must be said at both ends of the chain. What is
-    not known to have been refused is Unknown.
+    Only the root of the chain may report a missing table: further out, such a text may be a
+    quotation. Other refusals must stand at both ends of the chain. A failure that is not known to
+    be a refusal is Unknown: the batch may have committed.
     """
     message, root = messages[0], messages[-1]
     if missing := _MISSING.fullmatch(root):
@@ -48,7 +48,7 @@ def classify(messages: Sequence[str]) -> errors.StorageError:
 def messages(failure: BaseException) -> list[str]:
     """The messages of a JavaScript error and its causes, outermost first; cycle-safe.
 
-    A chain that is longer than is looked at has no known root: it ends in an empty message.
+    Of a chain longer than _CAUSES_MAX the root is not known: the list ends in an empty message.
     """
     found: list[str] = []
     link: Any = failure

@@ -1,4 +1,4 @@
-"""Rows as they come out of the database, and the rules that a table holds them to."""
+"""Rows as they come out of the database, and checking them against the rules of a table."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Rules = tuple[tuple[str, Callable[[Row], bool]], ...]
 
 
 def check_row(table: str, rules: Rules, row: Row) -> None:
-    """Raises RowCorrupt, naming the first rule that the row breaks; it is never repaired.
+    """Check a row. Raises RowCorrupt, which names the first broken rule; a row is never repaired.
 
-    Raises ColumnAbsent when it lacks a column: `SELECT *` of a table of another shape.
+    Raises ColumnAbsent when a column is missing, as in `SELECT *` of a table of another shape.
     """
     for rule, holds in rules:
         try:
@@ -29,14 +29,14 @@ def check_row(table: str, rules: Rules, row: Row) -> None:
 
 
 def _columns(names: tuple[str, ...]) -> Callable[[Row], tuple[Any, ...]]:
-    """The values of columns; of one column, too."""
+    """A function that gives the values of these columns as a tuple."""
     if len(names) == 1:
         return lambda row: (row[names[0]],)
     return itemgetter(*names)
 
 
 def whole(*names: str, null: bool = False) -> Callable[[Row], bool]:
-    """Whether columns are integers from 0 to 2^53−1, or NULL where `null` says so."""
+    """A rule: the columns are integers from 0 to 2^53−1. With `null` they may be NULL."""
     columns, types = _columns(names), {int, type(None)} if null else {int}
 
     def holds(row: Row) -> bool:
@@ -52,7 +52,7 @@ def whole(*names: str, null: bool = False) -> Callable[[Row], bool]:
 
 
 def all_or_none(*names: str) -> Callable[[Row], bool]:
-    """Whether columns are all NULL, or none of them."""
+    """A rule: the columns are all NULL, or none of them is."""
     columns = _columns(names)
 
     def holds(row: Row) -> bool:

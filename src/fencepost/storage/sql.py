@@ -1,7 +1,7 @@
-"""Statements: SQL with named parameters, compiled once a text.
+"""Statements: SQL with named parameters. Each text is compiled once.
 
-`:run_id` in a text is bound by the keyword `run_id`. D1 itself knows parameters by number alone, so
-the names become `?1`, `?2`, … in the order in which they first appear.
+The keyword `run_id` gives the value of `:run_id`. D1 knows numbered parameters only, so the names
+become `?1`, `?2`, … in the order in which they first appear.
 """
 
 from __future__ import annotations
@@ -16,27 +16,22 @@ from fencepost import limits
 
 Parameter = str | int | float | None
 
-# The database's own clock, in milliseconds. Constant within a statement, but it advances
-# between the statements of a batch: stamp once, in the first row written, and read it there.
+# The database's clock, in milliseconds. It is constant within a statement and advances between
+# the statements of a batch: write it once, in the first row, and read it from there.
 NOW_MS = "CAST(ROUND(unixepoch('subsec') * 1000) AS INTEGER)"
 
 
 class Statement:
     """One SQL statement with a value for each name in it.
 
-    Raises ValueError at once for a name without a value, and for a value without a name: a
-    statement that is short of one would otherwise bind NULL, or another's value.
-    `sql` is what D1 is given, `params` are its values in order.
+    Raises ValueError for a name without a value and for a value without a name. Without this check
+    a missing value would be bound as NULL, or as the value of another name.
+    `sql` is the text for D1, `params` are its values in order.
     """
 
     __slots__ = ("params", "sql")
 
-    def __init__(
-        self, text: str, params: tuple[Parameter, ...] | None = None, /, **values: Parameter
-    ) -> None:
-        if params is not None:  # TEMPORARY
-            self.sql, self.params = text, params
-            return
+    def __init__(self, text: str, /, **values: Parameter) -> None:
         compiled = _compiled(text)
         if len(values) != len(compiled.names):
             raise _mismatch(compiled.names, values)
@@ -58,7 +53,7 @@ class _Compiled(NamedTuple):
     take: Callable[[Mapping[str, Parameter]], tuple[Parameter, ...]]
 
 
-# A text in quotes and a comment are passed over: a colon in them is no parameter.
+# Skips texts in quotes and comments: a colon in them begins no parameter.
 _NAME = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/|:([a-z_][a-z0-9_]*)", re.DOTALL)
 
 
@@ -76,7 +71,7 @@ def _compiled(text: str) -> _Compiled:
 
 
 def _taker(names: tuple[str, ...]) -> Callable[[Mapping[str, Parameter]], tuple[Parameter, ...]]:
-    """`itemgetter` gives a tuple for two names or more only."""
+    """`itemgetter` returns a tuple only for two names or more."""
     if len(names) > 1:
         return operator.itemgetter(*names)
     return lambda values: tuple(values[name] for name in names)

@@ -1,22 +1,23 @@
-"""Writes whose reply may be lost (design 9, contracts 2): no lost reply costs a second execution.
+"""Writes whose reply may be lost. A lost reply never starts a second execution.
 
-Every mutation goes through `write`. Each attempt has a token of its own, stored in what it
-writes; the conditional statements of a batch decide for themselves, so issuing them again is
-safe at any time. When D1's reply is lost:
+Every mutation goes through `write` (docs/guarantees.md). Each attempt has its own token, which is
+stored in the rows that it writes. Every statement of a batch is conditional, so that sending the
+batch again is always safe. When D1's reply is lost:
 
-    seen on reading back                branch                      then
-    this attempt's token                landed                      it won; go on
-    not its token: issued once more
-      and won                           reinserted / reissued       go on
-      and lost                          refused                     the row decides, as for anyone
+    found on reading back               branch                      then
+    this attempt's token                landed                      the write won
+    another token, or none: the batch
+    is sent once more
+      and it wins                       reinserted / reissued       the write won
+      and it loses                      refused                     the write lost
     reading back fails, or the
-    second attempt fails as well        unreadable                  503, nothing more is written
+    second attempt fails too            unreadable                  503, nothing more is written
 
-A definite failure (MissingTable, ConstraintFailed, Refused) is raised at once: nothing was
-written, and the same request may be sent again.
+A definite failure (MissingTable, ConstraintFailed, Refused) of the first attempt is raised at
+once: nothing was written, and the same request may be sent again.
 
-Not guaranteed: to answer. A failed re-read costs availability, never a second effect; the same
-request with the same key then ends where an undisturbed one does.
+Not guaranteed: an answer. When reading back fails the caller gets a 503. The same request with
+the same key then has the same effect as one whose reply was not lost.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fencepost.storage.sql import Statement
 
 
 class Branch(StrEnum):
-    """What became of a write whose reply was lost; in the log line and in Server-Timing."""
+    """How a write whose reply was lost ended. Shown in the log line and in Server-Timing."""
 
     LANDED = "landed"
     REISSUED = "reissued"
@@ -42,11 +43,11 @@ class Branch(StrEnum):
 
 
 class Write(NamedTuple):
-    """One batch: `statements`, of which number `decides` returns a row if the write won, and
-    then `reads`.
+    """One batch: first `statements`, then `reads`.
 
-    `receipt` is a SELECT that returns a row only if this very attempt has landed: it looks for
-    the attempt's token, never for an id that a caller chose. `inserts` names the branch.
+    The statement with index `decides` returns a row if the write won. `receipt` is a SELECT that
+    returns a row only if this attempt has committed: it looks for the attempt's token, never for
+    an id that a caller chose. `inserts`: the branch is called `reinserted`, not `reissued`.
     """
 
     statements: Sequence[Statement]
@@ -57,8 +58,9 @@ class Write(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What the statement that decided returned, or its receipt: a row if the write won. And what
-    its reads returned afterwards.
+    """`rows`: what the deciding statement, or else the receipt, returned; a row if the write won.
+
+    `reads`: what the reads of the batch returned after it.
     """
 
     rows: list[Row]
@@ -70,12 +72,11 @@ class Written(NamedTuple):
 
 
 async def write(db: Database, intent: Write) -> Written:
-    """Run a write to a known end. One round trip; up to three when a reply is lost. Without
-    statements it is a read, which nobody wins.
+    """Run a write until it is known whether it won. One round trip; up to three after a lost reply.
 
-    Raises MissingTable, ConstraintFailed or Refused if it did not run, and Unknown when it
-    cannot be known whether it did: nothing more has been written then. StorageUnreadable if a
-    read failed.
+    Without statements it only reads, and `won` is False. Raises MissingTable, ConstraintFailed or
+    Refused if it did not run, Unknown if it cannot be known whether it ran, and StorageUnreadable
+    if a read without statements failed.
     """
     if not intent.statements:
         return Written([], await db.read(intent.reads))
@@ -98,8 +99,9 @@ async def _run(db: Database, intent: Write) -> Written:
 
 
 async def _again(db: Database, intent: Write, lost: errors.Unknown) -> Written:
-    """Issue the same statements once more. A first attempt that lands late is recognised; so
-    even a definite failure of the second says nothing about the first.
+    """Send the same statements once more. The receipt also finds a first attempt that commits late.
+
+    Even a definite failure of the second attempt says nothing about the first, so it is Unknown.
     """
     statements = [*intent.statements, *intent.reads, intent.receipt]
     try:
@@ -116,30 +118,3 @@ async def _again(db: Database, intent: Write, lost: errors.Unknown) -> Written:
 def _unreadable(db: Database, lost: errors.Unknown) -> errors.Unknown:
     db.branch = Branch.UNREADABLE
     return errors.Unknown(lost.message)
-
-
-# Whether a write to a run landed: its token is in the row, unless somebody has written since;
-# then in the fact or the event that it left behind. ?3: the sequence of its event, if any.
-_RUN_RECEIPT = """
-SELECT 1 AS landed WHERE EXISTS (
-    SELECT 1 FROM fencepost_runs WHERE run_id = ?1 AND write_token = ?2)
-  OR EXISTS (SELECT 1 FROM fencepost_ownership WHERE run_id = ?1 AND write_token = ?2)
-  OR EXISTS (SELECT 1 FROM fencepost_events
-    WHERE run_id = ?1 AND sequence = ?3 AND write_token = ?2)
-"""
-
-
-def run_receipt(run_id: str, token: str, sequence: int | None = None) -> Statement:
-    """The receipt of a write to a run."""
-    return Statement(_RUN_RECEIPT, (run_id, token, sequence))
-
-
-_AUDIT_RECEIPT = """
-SELECT sequence, after FROM fencepost_audit
-WHERE sequence > (SELECT MAX(sequence) - 1000 FROM fencepost_audit) AND write_token = ?1
-"""
-
-
-def audit_receipt(token: str) -> Statement:
-    """The receipt of an audited deed, among the last thousand; also reads its `after`."""
-    return Statement(_AUDIT_RECEIPT, (token,))

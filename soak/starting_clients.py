@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from soak.history import Json
-from soak.requests import Answer
-from soak.workers import work
-from soak.world import Actor, Job
+from soak.client_knowledge import Json
+from soak.clients import Client, Job
+from soak.executing_clients import work
+from soak.requests_and_answers import Answer
 
 SHORT_LEASE_MS, LONG_LEASE_MS = 1000, 30_000
 SUBJECTS, LINEAGES = 40, 25
 
 
-def _new_job(actor: Actor) -> Job:
-    rng = actor.rng
+def _new_job(client: Client) -> Job:
+    rng = client.rng
     agent = rng.random() < 0.2
     target = {"kind": "agent", "id": "writer", "thread_id": "t-1"} if agent else {}
     body: Json = {
@@ -25,14 +25,14 @@ def _new_job(actor: Actor) -> Job:
     if rng.random() < 0.2:
         body["lineage"] = {"id": f"line-{rng.randrange(LINEAGES)}", "round": rng.randrange(9)}
     if rng.random() < 0.2:
-        body["subject"] = _subject(actor)
+        body["subject"] = _subject(client)
     if rng.random() < 0.3:
         body["machine"] = "delivery"
-    return Job(actor.new("key"), rng.choice(["alice", "alice", "bob"]), body)
+    return Job(client.new("key"), rng.choice(["alice", "alice", "bob"]), body)
 
 
-def _subject(actor: Actor) -> Json:
-    rng = actor.rng
+def _subject(client: Client) -> Json:
+    rng = client.rng
     name = f"name-{rng.randrange(SUBJECTS)}"
     if rng.random() < 0.4:
         return {"stage": "design", "provisional": name, "aliases": [f"{name}-too"]}
@@ -40,49 +40,49 @@ def _subject(actor: Actor) -> Json:
 
 
 async def send_start(
-    actor: Actor, job: Job, owner: Json | None, wait_s: int | None = None
+    client: Client, job: Job, owner: Json | None, wait_s: int | None = None
 ) -> Answer:
     """The start of a job, by this owner."""
     body = job.body if owner is None else {**job.body, "owner": owner}
-    may = actor.gone(job)
-    answer = await actor.post(
+    may = client.gone(job)
+    answer = await client.post(
         "/v1/starts", body, key=job.key, token=job.token, wait_s=wait_s, may=may
     )
     if not job.run and answer.run is not None:
         job.run = answer.run
-    return actor.told(job, answer)
+    return client.told(job, answer)
 
 
-async def start_new(actor: Actor) -> None:
+async def start_new(client: Client) -> None:
     """A new key, by one to four processes at once, each perhaps twice; the winner works on it."""
-    job = _new_job(actor)
-    owners = [actor.new_owner() for _ in range(actor.rng.choice([1, 1, 1, 2, 4]))]
-    twice = [owner for owner in owners if actor.rng.random() < 0.2]
-    answers = await asyncio.gather(*[send_start(actor, job, owner) for owner in owners + twice])
+    job = _new_job(client)
+    owners = [client.new_owner() for _ in range(client.rng.choice([1, 1, 1, 2, 4]))]
+    twice = [owner for owner in owners if client.rng.random() < 0.2]
+    answers = await asyncio.gather(*[send_start(client, job, owner) for owner in owners + twice])
     if not job.run:
         return  # fenced
-    actor.world.add(job, actor.rng)
+    client.shared.add(job, client.rng)
     for owner, answer in zip(owners + twice, answers, strict=True):
         if answer.outcome == "started":
-            await work(actor, job, owner)
+            await work(client, job, owner)
             return
 
 
-async def start_again(actor: Actor) -> None:
+async def start_again(client: Client) -> None:
     """A known key: by a new process, by the last owner, by nobody in particular; or waiting."""
-    job = actor.world.any_job(actor.rng)
+    job = client.shared.any_job(client.rng)
     if job is None:
         return
-    owner = actor.rng.choice([None, actor.new_owner(), job.run.get("owner")])
-    wait_s = actor.rng.choice([None, None, 1, 2])
-    answer = await send_start(actor, job, owner, wait_s)
+    owner = client.rng.choice([None, client.new_owner(), job.run.get("owner")])
+    wait_s = client.rng.choice([None, None, 1, 2])
+    answer = await send_start(client, job, owner, wait_s)
     if answer.status == 201 and owner is not None:
-        await work(actor, job, owner)
+        await work(client, job, owner)
 
 
-async def misuse(actor: Actor) -> None:
+async def misuse(client: Client) -> None:
     """A known key for something else, or by somebody else: refused, and the start is unharmed."""
-    job = actor.world.any_job(actor.rng)
+    job = client.shared.any_job(client.rng)
     if job is None:
         return
     other = {
@@ -91,27 +91,27 @@ async def misuse(actor: Actor) -> None:
         "OPERATION_ID_CONFLICT": {**job.body, "subject": {"stage": "build", "change": "other"}},
         "START_OWNER_MISMATCH": job.body,
     }
-    code = actor.rng.choice(list(other))
+    code = client.rng.choice(list(other))
     stranger = "bob" if job.token == "alice" else "alice"  # noqa: S105
     token = stranger if code == "START_OWNER_MISMATCH" else job.token
-    answer = await actor.post(
+    answer = await client.post(
         "/v1/starts", other[code], key=job.key, token=token, may=frozenset({code})
     )
     if answer.code != code:
         text = f"{job.key}: {answer.code} instead of {code}"
-        actor.caller.witness.findings.add("a_key_means_one_thing", text)
+        client.caller.checker.findings.add("a_key_means_one_thing", text)
 
 
-async def release(actor: Actor) -> None:
+async def release(client: Client) -> None:
     """A process takes a new key and gives it back at once; the key is then started anew."""
-    job, owner = _new_job(actor), actor.new_owner()
-    answer = await send_start(actor, job, owner)
+    job, owner = _new_job(client), client.new_owner()
+    answer = await send_start(client, job, owner)
     if answer.outcome != "started":
         return
-    actor.world.add(job, actor.rng)
+    client.shared.add(job, client.rng)
     path = f"/v1/starts/{job.key}/release"
-    actor.told(job, await actor.post(path, {"owner": owner}, token=job.token))
-    next_owner = actor.new_owner()
-    again = await send_start(actor, job, next_owner)
+    client.told(job, await client.post(path, {"owner": owner}, token=job.token))
+    next_owner = client.new_owner()
+    again = await send_start(client, job, next_owner)
     if again.outcome == "started":
-        await work(actor, job, next_owner)
+        await work(client, job, next_owner)

@@ -1,4 +1,4 @@
-"""What must hold of the database while the Worker is down: it keeps what the clients were told."""
+"""Checks that the database kept all that answers told the clients, while the Worker is down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-from soak.history import ENDED, History, RunTold
+from soak.client_knowledge import ENDED, ClientKnowledge, KnownRun
 
 
 def _by_run(db: sqlite3.Connection, sql: str) -> dict[str, list[sqlite3.Row]]:
@@ -17,31 +17,31 @@ def _by_run(db: sqlite3.Connection, sql: str) -> dict[str, list[sqlite3.Row]]:
 
 
 def _present(
-    db: sqlite3.Connection, history: History, sql: str
-) -> Iterator[tuple[str, RunTold, list[sqlite3.Row]]]:
+    db: sqlite3.Connection, knowledge: ClientKnowledge, sql: str
+) -> Iterator[tuple[str, KnownRun, list[sqlite3.Row]]]:
     """Each run that was told of, with its rows; without those that a purge has taken."""
     rows = _by_run(db, sql)
     there = {run_id for (run_id,) in db.execute("SELECT run_id FROM fencepost_runs")}
-    for run_id, told in history.runs.items():
+    for run_id, told in knowledge.runs.items():
         if run_id in there:
             yield run_id, told, rows.get(run_id, [])
 
 
-def runs_are_kept(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def runs_are_kept(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """Every run that was told of is there, unless it had ended long ago and was purged."""
     there = {run_id for (run_id,) in db.execute("SELECT run_id FROM fencepost_runs")}
-    for run_id, told in history.runs.items():
-        if run_id not in there and told.heads and not told.aged:
+    for run_id, told in knowledge.runs.items():
+        if run_id not in there and told.heads and not told.backdated:
             yield f"{run_id} is gone"
 
 
 _KEYS = "SELECT key, run_id, attempt, state, outcome FROM fencepost_reservations"
 
 
-def keys_are_kept(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def keys_are_kept(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """Every key that was told of means its run, in no earlier attempt, settled if it was."""
     held = {row["key"]: row for row in db.execute(_KEYS)}
-    for key, told in history.keys.items():
+    for key, told in knowledge.keys.items():
         if told.run_id is None:
             continue
         last, row = told.attempts[-1], held.get(key)
@@ -56,9 +56,9 @@ def keys_are_kept(db: sqlite3.Connection, history: History) -> Iterator[str]:
 _EVENTS = "SELECT run_id, sequence, type, payload, hash FROM fencepost_events"
 
 
-def events_are_kept(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def events_are_kept(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """Every head and every event that was told of is in its place, to the letter of its hash."""
-    for run_id, told, rows in _present(db, history, _EVENTS):
+    for run_id, told, rows in _present(db, knowledge, _EVENTS):
         stored = {row["sequence"]: row for row in rows}
         for sequence, hash in told.heads.items():
             if sequence not in stored or stored[sequence]["hash"] != hash:
@@ -77,9 +77,9 @@ FROM fencepost_runs JOIN fencepost_snapshots USING (run_id)
 """
 
 
-def ends_are_kept(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def ends_are_kept(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """A run that was told to have ended has that status, state and result; cancels stay too."""
-    for run_id, told, rows in _present(db, history, _ENDS):
+    for run_id, told, rows in _present(db, knowledge, _ENDS):
         if not rows:
             yield f"{run_id}: no state"
             continue
@@ -94,16 +94,16 @@ def ends_are_kept(db: sqlite3.Connection, history: History) -> Iterator[str]:
         if told.reached[-1].ended and row["status"] not in ENDED:
             yield f"{run_id}: {row['status']}, and its end was told"
         for name, at_ms in told.cancel.items():
-            if row[name] is None or (row[name] != at_ms and not told.aged):
+            if row[name] is None or (row[name] != at_ms and not told.backdated):
                 yield f"{run_id}: {name} is {row[name]}, and {at_ms} was told"
 
 
 _OUTCOMES = "SELECT run_id, operation_id, state, outcome FROM fencepost_operations"
 
 
-def outcomes_are_kept(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def outcomes_are_kept(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """An operation whose commit was told is committed, with that outcome."""
-    for run_id, told, rows in _present(db, history, _OUTCOMES):
+    for run_id, told, rows in _present(db, knowledge, _OUTCOMES):
         stored = {row["operation_id"]: row for row in rows}
         for id, (_, outcome) in told.outcomes.items():
             row = stored.get(id)
@@ -114,9 +114,9 @@ def outcomes_are_kept(db: sqlite3.Connection, history: History) -> Iterator[str]
 _BINDINGS = "SELECT run_id, gate, revision, receipt_hash FROM fencepost_bindings"
 
 
-def bindings_are_kept(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def bindings_are_kept(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """A delivery binding that was told of is bound."""
-    for run_id, told, rows in _present(db, history, _BINDINGS):
+    for run_id, told, rows in _present(db, knowledge, _BINDINGS):
         stored = {(row["gate"], row["revision"]): row["receipt_hash"] for row in rows}
         for place, binding in told.bindings.items():
             if stored.get(place) != binding["receipt_hash"]:
@@ -128,13 +128,13 @@ SELECT run_id, generation, at_ms FROM fencepost_ownership WHERE type = 'stolen'
 """
 
 
-def no_lease_was_cut_short(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def no_lease_was_cut_short(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """A run was stolen only when the lease that its owner had been told by then had ended.
 
     A heartbeat after a theft undoes it, so only those before the theft count.
     """
-    for run_id, told, thefts in _present(db, history, _THEFTS):
-        for theft in thefts if not told.aged else []:
+    for run_id, told, thefts in _present(db, knowledge, _THEFTS):
+        for theft in thefts if not told.backdated else []:
             for lease in told.leases.get(theft["generation"], ()):
                 if lease.heartbeat_at_ms < theft["at_ms"] <= lease.expires_at_ms:
                     yield f"{run_id}: stolen at {theft['at_ms']}, within {lease}"
@@ -146,9 +146,9 @@ FROM fencepost_ownership WHERE type = 'activated'
 """
 
 
-def owners_are_kept(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def owners_are_kept(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """The owner that was told of a generation is the one whose activation is on record."""
-    for run_id, told, rows in _present(db, history, _ACTIVATED):
+    for run_id, told, rows in _present(db, knowledge, _ACTIVATED):
         stored = {row["generation"]: tuple(row)[2:] for row in rows}
         for generation, owner in told.owners.items():
             if stored.get(generation) != owner:

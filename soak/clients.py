@@ -1,4 +1,4 @@
-"""What the clients share: who they are, and the starts that they know of."""
+"""A client, and what all clients share: their tokens, and the starts that they know of."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from soak.caller import Caller
-from soak.history import ENDED, Json
-from soak.requests import Answer, Request
+from soak.client_knowledge import ENDED, Json
+from soak.requests_and_answers import Answer, Request
 
 PEOPLE = {
     "alice": ("service", "alice", ["start", "work", "read"]),
@@ -52,7 +52,7 @@ class Job:
         return self.run.get("status") in ENDED
 
 
-class World:
+class SharedStarts:
     """Starts that any client may take up: the recent ones, and some of all the old ones."""
 
     def __init__(self) -> None:
@@ -81,18 +81,18 @@ class World:
         return rng.choice(jobs) if jobs else None
 
 
-class Actor:
-    """A client: its own chance, the way to the Worker, the shared world."""
+class Client:
+    """A client: its own chance, the way to the Worker, what all clients share."""
 
-    def __init__(self, name: str, seed: int, caller: Caller, world: World) -> None:
+    def __init__(self, name: str, seed: int, caller: Caller, shared: SharedStarts) -> None:
         self.name = name
         self.rng = Random(f"{seed}/{name}")
         self.caller = caller
-        self.world = world
+        self.shared = shared
 
     def new(self, word: str) -> str:
         """A name that nobody else uses."""
-        return f"{word}-{next(self.world.numbers)}"
+        return f"{word}-{next(self.shared.numbers)}"
 
     def new_owner(self) -> Json:
         host = f"host-{self.rng.randrange(3)}"
@@ -117,5 +117,5 @@ class Actor:
 
     def gone(self, job: Job) -> frozenset[str]:
         """What may be answered about a run that a purge may take at any time."""
-        purgeable = job.run.get("run_id") in self.world.purgeable
+        purgeable = job.run.get("run_id") in self.shared.purgeable
         return frozenset({"RUN_NOT_FOUND", "START_ALREADY_SETTLED"} if purgeable else ())

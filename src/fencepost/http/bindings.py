@@ -1,20 +1,32 @@
-"""Delivery bindings over HTTP: what comes in, and what is answered."""
+"""Delivery bindings: binding them to a run, listing them."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost import bindings, journal, limits
 from fencepost.bindings import GATES, Binding
-from fencepost.http import bodies, outcomes, queries, serialize
-from fencepost.http.exchange import Reply, Request
-from fencepost.http.forms import ANYTHING, HASH, POSITIVE, Form, Member, Parser, one_of, too_large
+from fencepost.http import outcomes, queries, serialize
+from fencepost.http.exchange import Reply, Request, Route
+from fencepost.http.forms import Form, Member, Parser
 from fencepost.http.queries import Page
+from fencepost.http.values import (
+    ANYTHING,
+    BY_OWNER,
+    EXPECTED_HEAD,
+    HASH,
+    POSITIVE,
+    one_of,
+    too_large,
+)
 from fencepost.journal import Head
 from fencepost.runs import LOSSES, Outcome, Owner
 
 if TYPE_CHECKING:
     from fencepost.http import representations as shown
+
+# --- Forms -------------------------------------------------------------------------------
 
 
 def _proof(value: Any, name: str) -> str | None:
@@ -62,7 +74,7 @@ def _bindings(value: Any, name: str) -> list[Binding]:
     return found
 
 
-class Deliveries(NamedTuple):
+class BindingsBody(NamedTuple):
     owner: Owner
     bindings: list[Binding]
     expected_head: Head | None
@@ -70,9 +82,9 @@ class Deliveries(NamedTuple):
 
 BINDINGS = Form(
     "BindingsRequest",
-    Deliveries,
+    BindingsBody,
     {
-        "owner": bodies.OWNER,
+        "owner": BY_OWNER,
         "bindings": Member(
             Parser(
                 _bindings,
@@ -85,14 +97,18 @@ BINDINGS = Form(
             ),
             about="No gate and revision twice. All of them are bound, or none.",
         ),
-        "expected_head": bodies.EXPECTED_HEAD,
+        "expected_head": EXPECTED_HEAD,
     },
 )
 
+AFTER_PLACE = queries.page((queries.POSITION, queries.TEXT))
 
-async def post_bindings(request: Request, asked: Deliveries) -> Reply[shown.Bound]:
+# --- Handlers ----------------------------------------------------------------------------
+
+
+async def post_bindings(request: Request, body: BindingsBody) -> Reply[shown.BoundJson]:
     """Bind deliveries to the run: all of them or none, and each once."""
-    owner, wanted, head = asked
+    owner, wanted, head = body
     outcome, run, held = await bindings.bind(
         request.db, request.params["run_id"], request.viewer, owner, wanted, expected_head=head
     )
@@ -101,25 +117,54 @@ async def post_bindings(request: Request, asked: Deliveries) -> Reply[shown.Boun
         raise outcomes.loss(outcome, run, gate=other.gate, revision=other.revision)
     if outcome in LOSSES:
         raise outcomes.loss(outcome, run)
-    shape: shown.Bound = {
+    answer: shown.BoundJson = {
         "outcome": outcome,
-        "bindings": _items(held),
+        "bindings": [_binding_json(binding) for binding in held],
         "run": serialize.run_json(run),
     }
     replayed = {"Idempotent-Replayed": "true"} if outcome is Outcome.REPLAYED else {}
-    return Reply(200, shape, replayed, run_id=run.run_id)
+    return Reply(200, answer, replayed, run_id=run.run_id)
 
 
-AFTER_PLACE = queries.page((queries.POSITION, queries.TEXT))
-
-
-async def list_bindings(request: Request, page: Page) -> Reply[shown.Items[shown.Binding]]:
+async def list_bindings(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.BindingJson]]:
     """What was delivered, by revision and gate."""
     run_id, viewer, after = request.params["run_id"], request.viewer, page.cursor or (0, "")
     found = await bindings.page(request.db, run_id, viewer, after, page.limit)
     cursor = queries.next_cursor(page, found, lambda bound: (str(bound.revision), bound.gate))
-    return Reply(200, {"items": _items(found), "cursor": cursor}, run_id=run_id)
+    items = [_binding_json(binding) for binding in found]
+    return Reply(200, {"items": items, "cursor": cursor}, run_id=run_id)
 
 
-def _items(page: list[Binding]) -> list[shown.Binding]:
-    return [serialize.binding_json(binding) for binding in page]
+def _binding_json(binding: Binding) -> shown.BindingJson:
+    proof = binding.approval_proof_json
+    return {
+        "gate": binding.gate,
+        "revision": binding.revision,
+        "receipt_hash": binding.receipt_hash,
+        "approval_proof": None if proof is None else json.loads(proof),
+        "created_at_ms": binding.created_at_ms,
+    }
+
+
+# --- Routes ------------------------------------------------------------------------------
+
+_BINDINGS_OF_RUN = "/v1/runs/{run_id}/bindings"
+
+ROUTES: tuple[Route[Any], ...] = (
+    Route(
+        method="GET",
+        pattern=_BINDINGS_OF_RUN,
+        scopes=("read",),
+        handler=list_bindings,
+        takes=AFTER_PLACE,
+    ),
+    Route(
+        method="POST",
+        pattern=_BINDINGS_OF_RUN,
+        scopes=("work",),
+        handler=post_bindings,
+        takes=BINDINGS,
+        problems=("FENCE_LOST", "DELIVERY_REVISION_CONFLICT", "HEAD_CHANGED"),
+        response_headers=("Idempotent-Replayed",),
+    ),
+)

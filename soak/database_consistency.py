@@ -1,7 +1,8 @@
-"""What must hold of the database while the Worker is down: rows among each other.
+"""Checks that the rows of the database agree with each other, while the Worker is down.
 
 Each invariant yields what breaks it. SQL by another SQLite than the product's, and the hashes of
-`journal` over the texts as they are stored. What the clients were told is in `kept`.
+`journal` over the texts as they are stored. `database_matches_answers` compares the
+rows with what the clients were told.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fencepost.journal import GENESIS, Head, event_hash
-from soak.history import History
-from soak.invariants import each_generation_is_activated_once
+from soak.answer_invariants import each_generation_is_activated_once
+from soak.client_knowledge import ClientKnowledge
 
 # Times of one row may run ahead of the clock by so much: some are "one more than before".
 STAMP_SLACK_MS = 5
@@ -30,7 +31,7 @@ def opened(file: Path) -> sqlite3.Connection:
     return db
 
 
-def the_file_is_sound(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def the_file_is_sound(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """SQLite finds no page and no index damaged."""
     try:
         yield from (said for (said,) in db.execute("PRAGMA integrity_check") if said != "ok")
@@ -42,7 +43,7 @@ _CHAIN = "SELECT * FROM fencepost_events ORDER BY run_id, sequence"
 _HEADS = "SELECT run_id, head_sequence, head_hash FROM fencepost_runs"
 
 
-def histories_are_linear(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def histories_are_linear(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """Each history counts from 1 without a gap, chained by hash, up to the head of its run."""
     heads = {
         row["run_id"]: Head(row["head_sequence"], row["head_hash"]) for row in db.execute(_HEADS)
@@ -67,7 +68,7 @@ _OWNED = "SELECT run_id, generation FROM fencepost_runs"
 _FACTS = "SELECT run_id, type, generation FROM fencepost_ownership ORDER BY run_id, sequence"
 
 
-def generations_are_given_once(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def generations_are_given_once(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """Activations of a run count from 1 to its generation, each once and in order."""
     generations = {row["run_id"]: row["generation"] for row in db.execute(_OWNED)}
     for run_id, rows in itertools.groupby(db.execute(_FACTS), lambda row: row["run_id"]):
@@ -92,7 +93,7 @@ GROUP BY run_id HAVING COALESCE(SUM(joined = 0), 0) <> 1
 """
 
 
-def one_key_a_run(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def one_key_a_run(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """Each run was started by one key (others may have joined it), and is settled as it ended."""
     yield from (text for (text,) in db.execute(_UNFIT_KEYS))
 
@@ -113,7 +114,7 @@ WHERE held.joined = 0 AND (held.attempt <> 1 + given.back OR given.begun <> give
 """
 
 
-def an_attempt_begins_once(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def an_attempt_begins_once(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """By the history: each attempt began once at most, and followed one that was given back."""
     yield from (text for (text,) in db.execute(_ATTEMPTS))
 
@@ -124,7 +125,7 @@ WHERE run_id NOT IN (SELECT run_id FROM fencepost_runs) GROUP BY run_id
 """
 
 
-def nothing_is_half_deleted(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def nothing_is_half_deleted(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """What a purge took, it took whole."""
     for table in ("snapshots", "events", "ownership", "operations", "bindings", "subjects"):
         yield from (text for (text,) in db.execute(_ORPHANS.format(table=table)))
@@ -183,7 +184,7 @@ UNION ALL SELECT 'run', run_id, created_at_ms, 'binding' FROM fencepost_bindings
 """
 
 
-def the_fence_is_respected(db: sqlite3.Connection, history: History) -> Iterator[str]:
+def the_fence_is_respected(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """No row that the fence gates has a time at which its state forbade it."""
     found = intervals(db)
     by_second: dict[int, list[Interval]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What must hold of every answer, given all that was told before. Each returns what breaks it.
+"""What must hold of every answer, given all answers before it. Each returns what breaks it.
 
 Nothing here asks the product: an invariant compares words of its answers with earlier words.
 """
@@ -8,12 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from soak.history import ENDED, Closed, Json, KeyTold, Owner, RunTold, cancel_of, owner_of, the_end
+from soak.client_knowledge import (
+    ENDED,
+    Closed,
+    Json,
+    KnownKey,
+    KnownRun,
+    Owner,
+    cancel_of,
+    owner_of,
+    the_end,
+)
 
 # --- Of a run ----------------------------------------------------------------------------
 
 
-def a_generation_has_one_owner(told: RunTold, run: Json, sent: int) -> str | None:
+def a_generation_has_one_owner(told: KnownRun, run: Json, sent: int) -> str | None:
     """Whoever is shown as the owner of a generation is its only owner, for ever."""
     generation, owner = run["generation"], owner_of(run["owner"])
     first = told.owners.get(generation)
@@ -22,13 +32,13 @@ def a_generation_has_one_owner(told: RunTold, run: Json, sent: int) -> str | Non
     return f"generation {generation} belongs to {first} and to {owner}"
 
 
-def generations_only_rise(told: RunTold, run: Json, sent: int) -> str | None:
+def generations_only_rise(told: KnownRun, run: Json, sent: int) -> str | None:
     """A generation that was told is never followed by a lower one."""
     known, seen = told.by(sent).generation, run["generation"]
     return f"generation {seen} after {known}" if seen < known else None
 
 
-def a_history_is_one_line(told: RunTold, run: Json, sent: int) -> str | None:
+def a_history_is_one_line(told: KnownRun, run: Json, sent: int) -> str | None:
     """There is one hash for each sequence, and no answer goes back to an earlier head."""
     sequence, hash = run["head"]["sequence"], run["head"]["hash"]
     other, known = told.heads.get(sequence, hash), told.by(sent).sequence
@@ -37,7 +47,7 @@ def a_history_is_one_line(told: RunTold, run: Json, sent: int) -> str | None:
     return f"head {sequence} after {known}" if sequence < known else None
 
 
-def a_run_that_ended_stays_as_it_ended(told: RunTold, run: Json, sent: int) -> str | None:
+def a_run_that_ended_stays_as_it_ended(told: KnownRun, run: Json, sent: int) -> str | None:
     """Status, state, result, machine and generation of an end never change; replays repeat it."""
     if run["status"] not in ENDED:
         return f"{run['status']} after {told.end}" if told.by(sent).ended else None
@@ -49,10 +59,10 @@ def a_run_that_ended_stays_as_it_ended(told: RunTold, run: Json, sent: int) -> s
     return f"the end changed: {changed}" if changed else None
 
 
-def a_cancel_is_asked_and_acknowledged_once(told: RunTold, run: Json, sent: int) -> str | None:
+def a_cancel_is_asked_and_acknowledged_once(told: KnownRun, run: Json, sent: int) -> str | None:
     """The first time of each is kept."""
     for name, at_ms in cancel_of(run).items():
-        if told.cancel.get(name, at_ms) != at_ms and not told.aged:
+        if told.cancel.get(name, at_ms) != at_ms and not told.backdated:
             return f"{name} was {told.cancel[name]} and is {at_ms}"
     return None
 
@@ -68,18 +78,18 @@ OF_A_RUN = (
 # --- Of a key ----------------------------------------------------------------------------
 
 
-def one_run_a_key(told: KeyTold, run_id: str) -> str | None:
+def one_run_a_key(told: KnownKey, run_id: str) -> str | None:
     """A key means one run, whoever asks and whenever."""
     return None if told.run_id in (None, run_id) else f"means {told.run_id} and {run_id}"
 
 
-def one_execution_an_attempt(told: KeyTold, attempt: int, owner: Owner) -> str | None:
+def one_execution_an_attempt(told: KnownKey, attempt: int, owner: Owner) -> str | None:
     """No two owners are told to execute the same attempt of a start."""
     first = told.executors.get(attempt, owner)
     return None if first == owner else f"attempt {attempt} was given to {first} and to {owner}"
 
 
-def attempts_only_rise_and_the_end_is_kept(told: KeyTold, held: Json, sent: int) -> str | None:
+def attempts_only_rise_and_the_end_is_kept(told: KnownKey, held: Json, sent: int) -> str | None:
     """The attempt of a reservation never falls; what was settled stays so, with its outcome."""
     known, settled = told.by(sent), held["state"] == "terminal"
     if held["attempt"] < known.generation:
@@ -127,7 +137,7 @@ def a_closed_fence_admits_nothing(
     return f"{closed.state} admitted a {work}: key {key}, run {run_id}"
 
 
-def a_committed_outcome_stays(told: RunTold, operation: Json, sent: int) -> str | None:
+def a_committed_outcome_stays(told: KnownRun, operation: Json, sent: int) -> str | None:
     """An operation that was committed is never anything else again."""
     at, outcome = told.outcomes.get(operation["id"], (sent, None))
     if at < sent and (operation["state"], operation["outcome"]) != ("committed", outcome):
@@ -137,13 +147,13 @@ def a_committed_outcome_stays(told: RunTold, operation: Json, sent: int) -> str 
     return None
 
 
-def a_token_is_acquired_once(told: RunTold, id: str, token: str, owner: Owner) -> str | None:
+def a_token_is_acquired_once(told: KnownRun, id: str, token: str, owner: Owner) -> str | None:
     """A token that was `acquired` is new: nobody else has acquired it (it may be shared)."""
     first = told.tokens.get((id, token), owner)
     return None if first == owner else f"the token of operation {id} has {first} and {owner}"
 
 
-def a_binding_is_never_changed(told: RunTold, binding: Json) -> str | None:
+def a_binding_is_never_changed(told: KnownRun, binding: Json) -> str | None:
     """What was bound at a gate in a revision is what is bound there."""
     known = told.bindings.get((binding["gate"], binding["revision"]), binding)
     same = all(known[name] == binding[name] for name in ("receipt_hash", "approval_proof"))

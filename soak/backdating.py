@@ -1,4 +1,4 @@
-"""Runs that ended, moved into the past while the Worker is down, so that a purge has work to do.
+"""Dates ended runs back while the Worker is down, so that a purge has something to delete.
 
 All times of a run are moved by the same amount, so its history stays what it was.
 """
@@ -9,9 +9,9 @@ import sqlite3
 from random import Random
 
 from fencepost.limits import RUN_RETENTION_DAYS_DEFAULT
-from soak.history import History
+from soak.client_knowledge import ClientKnowledge
 
-AGE_MS = (RUN_RETENTION_DAYS_DEFAULT + 1) * 86_400_000
+BACKDATED_BY_MS = (RUN_RETENTION_DAYS_DEFAULT + 1) * 86_400_000
 RUNS_MAX = 30
 
 _TIMES = {
@@ -26,17 +26,19 @@ _TIMES = {
 }
 
 
-def age(db: sqlite3.Connection, history: History, rng: Random) -> set[str]:
-    """Some runs whose end was told, and that are now old enough to be purged."""
+def backdate(db: sqlite3.Connection, knowledge: ClientKnowledge, rng: Random) -> set[str]:
+    """Dates some ended runs back until they are old enough to be purged; returns their ids."""
     ended = [
-        run_id for run_id, told in history.runs.items() if told.reached[-1].ended and not told.aged
+        run_id
+        for run_id, told in knowledge.runs.items()
+        if told.reached[-1].ended and not told.backdated
     ]
     chosen = set(rng.sample(ended, min(RUNS_MAX, len(ended) // 2)))
     with db:
         for table, names in _TIMES.items():
-            moves = ", ".join(f"{name} = {name} - {AGE_MS}" for name in names.split())
+            moves = ", ".join(f"{name} = {name} - {BACKDATED_BY_MS}" for name in names.split())
             sql = f"UPDATE fencepost_{table} SET {moves} WHERE run_id = ?"
             db.executemany(sql, [(run_id,) for run_id in chosen])
     for run_id in chosen:
-        history.run(run_id).aged = True
+        knowledge.run(run_id).backdated = True
     return chosen

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fencepost.problems import PROBLEMS
-from soak.history import Json, Owner, owner_of
+from soak.client_knowledge import Json, Owner, owner_of
 
 # Verbs that the fence gates as work of an existing run; a start is gated as one.
 GATED = frozenset(

@@ -1,4 +1,4 @@
-"""What the clients were told: the memory against which each new answer is held.
+"""All that the answers so far told the clients. Each new answer is compared with it.
 
 Order is that of the clients: a tick when a request is sent, another when its answer is there. An
 answer to a request that was sent after another answer had come must not know less than that one.
@@ -34,7 +34,7 @@ class Lease(NamedTuple):
 
 
 @dataclass
-class RunTold:
+class KnownRun:
     """Everything that was told of one run."""
 
     owners: dict[int, Owner] = field(default_factory=dict)  # by generation
@@ -47,8 +47,8 @@ class RunTold:
     tokens: dict[tuple[str, str], Owner] = field(default_factory=dict)  # by operation and token
     bindings: dict[tuple[str, int], Json] = field(default_factory=dict)  # by gate and revision
     events: dict[int, Json] = field(default_factory=dict)  # by sequence
-    # Its times were moved into the past, so that a purge takes it (`aging`).
-    aged: bool = False
+    # Its times were moved into the past, so that a purge takes it (`backdating`).
+    backdated: bool = False
 
     def by(self, sent: int) -> Reached:
         """What was known of it when a request was sent at the tick `sent`."""
@@ -89,7 +89,7 @@ def cancel_of(run: Json) -> dict[str, int]:
 
 
 @dataclass
-class KeyTold:
+class KnownKey:
     """Everything that was told of one key."""
 
     run_id: str | None = None
@@ -112,13 +112,13 @@ class Closed(NamedTuple):
     proof_run_id: str | None
 
 
-class History:
+class ClientKnowledge:
     """Runs by id, keys, and the fence."""
 
     def __init__(self) -> None:
         self._ticks = itertools.count(1)
-        self.runs: dict[str, RunTold] = {}
-        self.keys: dict[str, KeyTold] = {}
+        self.runs: dict[str, KnownRun] = {}
+        self.keys: dict[str, KnownKey] = {}
         # Revision to state; one operator moves it.
         self.fence: dict[int, str] = {}
         self.closed: Closed | None = None
@@ -126,8 +126,8 @@ class History:
     def tick(self) -> int:
         return next(self._ticks)
 
-    def run(self, run_id: str) -> RunTold:
-        return self.runs.setdefault(run_id, RunTold())
+    def run(self, run_id: str) -> KnownRun:
+        return self.runs.setdefault(run_id, KnownRun())
 
-    def key(self, key: str) -> KeyTold:
-        return self.keys.setdefault(key, KeyTold())
+    def key(self, key: str) -> KnownKey:
+        return self.keys.setdefault(key, KnownKey())

@@ -1,4 +1,4 @@
-"""Holds every answer against what was told before, and remembers it."""
+"""Checks every answer against all answers before it, and adds it to what is known."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from soak import invariants
-from soak.history import History, Json, KeyTold, Reached
-from soak.requests import Answer, Request, an_answer_is_documented
+from soak import answer_invariants
+from soak.client_knowledge import ClientKnowledge, Json, KnownKey, Reached
+from soak.requests_and_answers import Answer, Request, an_answer_is_documented
 
 SHOWN_MAX = 20
 
@@ -28,15 +28,15 @@ class Findings:
                 self._say(f"VIOLATION {invariant}: {text}")
 
 
-class Witness:
-    """Every answer passes here once, on its way to the client."""
+class AnswerChecker:
+    """Checks every answer once, before its client gets it."""
 
-    def __init__(self, history: History, findings: Findings) -> None:
-        self.history = history
+    def __init__(self, knowledge: ClientKnowledge, findings: Findings) -> None:
+        self.knowledge = knowledge
         self.findings = findings
 
     def answered(self, request: Request, answer: Answer) -> None:
-        now = self.history.tick()
+        now = self.knowledge.tick()
         self._hold(an_answer_is_documented, request, answer, about=request)
         if answer.run is not None:
             self.saw_run(answer.run, answer.sent, now)
@@ -51,11 +51,11 @@ class Witness:
         if answer.won and request.verb == "transitions":
             self._saw_fence(answer.body)
         if answer.won and request.work:
-            self._gated(request, answer)
+            self._saw_work_under_the_fence(request, answer)
 
     def saw_run(self, run: Json, sent: int, now: int) -> None:
-        told = self.history.run(run["run_id"])
-        for invariant in invariants.OF_A_RUN:
+        told = self.knowledge.run(run["run_id"])
+        for invariant in answer_invariants.OF_A_RUN:
             self._hold(invariant, told, run, sent, about=run["run_id"])
         told.note(run, now)
 
@@ -65,31 +65,36 @@ class Witness:
 
     def _saw_start(self, request: Request, answer: Answer) -> None:
         assert request.key is not None
-        told, body = self.history.key(request.key), answer.body
+        told, body = self.knowledge.key(request.key), answer.body
         run_id = body["run"]["run_id"] if answer.won else body.get("run_id")
         if run_id is not None:
             self._key_means(request.key, told, run_id)
         if not answer.won:
             return
         self._hold(
-            invariants.only_an_owner_is_told_to_execute, request.owner, body, about=request.key
+            answer_invariants.only_an_owner_is_told_to_execute,
+            request.owner,
+            body,
+            about=request.key,
         )
         if answer.status == 201:
             attempt, run = body["reservation"]["attempt"], body["run"]
             owner = request.owner or tuple(run["owner"].values())
-            execution = invariants.one_execution_an_attempt
+            execution = answer_invariants.one_execution_an_attempt
             self._hold(execution, told, attempt, owner, about=request.key)
             told.executors.setdefault(attempt, owner)
 
-    def _key_means(self, key: str, told: KeyTold, run_id: str) -> None:
-        self._hold(invariants.one_run_a_key, told, run_id, about=key)
+    def _key_means(self, key: str, told: KnownKey, run_id: str) -> None:
+        self._hold(answer_invariants.one_run_a_key, told, run_id, about=key)
         told.run_id = run_id
 
     def _saw_reservation(self, held: Json, sent: int, now: int) -> None:
         key = held["key"]
-        told = self.history.key(key)
+        told = self.knowledge.key(key)
         self._key_means(key, told, held["run_id"])
-        self._hold(invariants.attempts_only_rise_and_the_end_is_kept, told, held, sent, about=key)
+        self._hold(
+            answer_invariants.attempts_only_rise_and_the_end_is_kept, told, held, sent, about=key
+        )
         last, settled = told.attempts[-1], held["state"] == "terminal"
         known = Reached(now, max(last.generation, held["attempt"]), 0, last.ended or settled)
         if known[1:] != last[1:]:
@@ -98,10 +103,10 @@ class Witness:
             told.outcome = held["outcome"]
 
     def _saw_of_a_run(self, run_id: str, request: Request, answer: Answer, now: int) -> None:
-        told, body = self.history.run(run_id), answer.body
+        told, body = self.knowledge.run(run_id), answer.body
         operation = body.get("operation")
         if operation is not None:
-            committed = invariants.a_committed_outcome_stays
+            committed = answer_invariants.a_committed_outcome_stays
             self._hold(committed, told, operation, answer.sent, about=run_id)
             if operation["state"] == "committed":
                 told.outcomes.setdefault(operation["id"], (now, operation["outcome"]))
@@ -109,33 +114,33 @@ class Witness:
             return
         if body.get("outcome") == "acquired" and request.operation is not None:
             place = (request.operation, body["lease"]["token"])
-            acquired = invariants.a_token_is_acquired_once
+            acquired = answer_invariants.a_token_is_acquired_once
             self._hold(acquired, told, *place, request.owner, about=run_id)
             told.tokens.setdefault(place, request.owner or ("", 0, ""))
         if body.get("outcome") == "appended":
             told.events[body["event"]["sequence"]] = body["event"]
         if "intact" in body:
-            self._hold(invariants.a_history_is_intact, body, about=run_id)
+            self._hold(answer_invariants.a_history_is_intact, body, about=run_id)
         for binding in body.get("bindings", ()):
-            self._hold(invariants.a_binding_is_never_changed, told, binding, about=run_id)
+            self._hold(answer_invariants.a_binding_is_never_changed, told, binding, about=run_id)
             told.bindings[binding["gate"], binding["revision"]] = binding
         # After a lost reply the run is read back later, when others may have come.
         if answer.faults is None and request.owner is not None and answer.run is not None:
-            grant = invariants.a_grant_names_its_owner
+            grant = answer_invariants.a_grant_names_its_owner
             self._hold(grant, request.owner, answer.outcome, answer.run, about=run_id)
 
     def _saw_fence(self, fence: Json) -> None:
-        known = self.history.fence.setdefault(fence["revision"], fence["state"])
+        known = self.knowledge.fence.setdefault(fence["revision"], fence["state"])
         if known != fence["state"]:
             text = f"revision {fence['revision']}: {known} and {fence['state']}"
             self.findings.add("a_revision_of_the_fence_has_one_state", text)
 
-    def _gated(self, request: Request, answer: Answer) -> None:
-        closed, work = self.history.closed, request.work
+    def _saw_work_under_the_fence(self, request: Request, answer: Answer) -> None:
+        closed, work = self.knowledge.closed, request.work
         if closed is None or answer.sent < closed.since or answer.outcome == "replayed":
             return
         if work == "start" and answer.status == 200:
             work = "run"  # the owner's own retry
         run_id = request.run_id or (answer.run and answer.run["run_id"])
-        admitted = invariants.a_closed_fence_admits_nothing
+        admitted = answer_invariants.a_closed_fence_admits_nothing
         self._hold(admitted, closed, work, request.key, run_id, about=request.verb)

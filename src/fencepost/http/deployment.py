@@ -1,0 +1,320 @@
+"""The deployment: fence, inventory, purge, audit, health, and the documents about the service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import fencepost
+from fencepost import audit, errors, fence, inventory, limits, problems, retention, settings
+from fencepost.audit import Entry
+from fencepost.fence import Fence, FenceCommand, FenceOutcome, FenceState
+from fencepost.http import auth, queries, serialize
+from fencepost.http.exchange import Reply, Request, Route
+from fencepost.http.forms import Form, Member, Parser
+from fencepost.http.queries import Page
+from fencepost.http.values import COUNT, IDENTIFIER, integer, one_of
+from fencepost.inventory import Corrupt, Owed
+from fencepost.operations import Operation
+from fencepost.reservation import Reservation
+from fencepost.storage.d1 import Reader
+
+if TYPE_CHECKING:
+    from fencepost.http import representations as shown
+
+# --- Forms -------------------------------------------------------------------------------
+
+
+def _fence_transition(
+    expected: str, next: str, revision: int | None, proof_key: str | None
+) -> FenceCommand:
+    to = FenceState(next)
+    if (to is FenceState.PROOF_ONLY) != (proof_key is not None):
+        raise errors.InvalidRequest("A 'proof_key' belongs to 'next' = 'proof-only' alone.")
+    return FenceCommand(FenceState(expected), to, revision, proof_key)
+
+
+FENCE_TRANSITION = Form(
+    "FenceTransitionRequest",
+    _fence_transition,
+    {
+        "expected": Member(one_of(*FenceState)),
+        "next": Member(one_of(*FenceState)),
+        "revision": Member(COUNT, None, "The revision that the fence must have."),
+        "proof_key": Member(IDENTIFIER, None, "The key of the start that proves."),
+    },
+    {
+        "anyOf": [
+            {"properties": {"next": {"const": "proof-only"}}, "required": ["proof_key"]},
+            {"properties": {"next": {"not": {"const": "proof-only"}}, "proof_key": False}},
+        ]
+    },
+    "A `proof_key` belongs to `next` = `proof-only` alone.",
+)
+
+PURGE: Form[int] = Form(
+    "PurgeRequest",
+    lambda limit: int(limit),
+    {"limit": Member(integer(1, limits.PURGE_ROWS_MAX), limits.PURGE_ROWS_DEFAULT)},
+)
+
+DEEP = Form(
+    "",
+    lambda deep: bool(deep),
+    {
+        "deep": Member(
+            Parser(lambda text, name: text == "1", {"type": "string"}),
+            False,
+            "`1` reads the fence, which takes a token with scope `read`.",
+        )
+    },
+)
+
+# A cursor of each length that a category has.
+IN_CATEGORY = queries.page(
+    *{
+        len(category.keys): (queries.TEXT,) * len(category.keys)
+        for category in inventory.CATEGORIES.values()
+    }.values()
+)
+
+# --- The fence ---------------------------------------------------------------------------
+
+
+async def get_fence(request: Request, _: None) -> Reply[shown.FenceJson]:
+    """The fence."""
+    gate = await fence.read(request.db)
+    return Reply(200, _fence_json(gate, secrets="operate" in request.scopes))
+
+
+async def post_fence_transition(request: Request, command: FenceCommand) -> Reply[shown.FenceJson]:
+    """Move the fence, if it is where the command expects it."""
+    command = command._replace(key=queries.COMMAND_KEY.of(request))
+    outcome, gate = await fence.transition(request.db, request.sender, command)
+    if outcome is FenceOutcome.MOVED:
+        return Reply(200, _fence_json(gate, secrets=True))
+    if outcome is FenceOutcome.KEY_REUSED:
+        raise errors.Conflict(
+            "The last transition had this key and was another command.",
+            code="IDEMPOTENCY_KEY_REUSED",
+        )
+    raise errors.Conflict(
+        f"The fence is {gate.state} at revision {gate.revision}. Nothing was written.",
+        code="FENCE_CAS_CONFLICT",
+        state=gate.state,
+        revision=gate.revision,
+    )
+
+
+def _fence_json(gate: Fence, *, secrets: bool) -> shown.FenceJson:
+    """The fence; its proof key is a `secret` that only operators see."""
+    body: shown.FenceJson = {
+        "state": gate.state,
+        "revision": gate.revision,
+        "proof_run_id": gate.proof_run_id,
+        "updated_at_ms": gate.updated_at_ms,
+    }
+    if secrets:
+        body["proof_key"] = gate.proof_key
+    return body
+
+
+# --- What is owed, and what is over ------------------------------------------------------
+
+
+async def get_inventory(request: Request, _: None) -> Reply[shown.ItemsJson[shown.WorkJson]]:
+    """How much work each category holds."""
+    found = await inventory.counts(Reader(request.db))
+    items: list[shown.WorkJson] = [
+        {
+            "category": name,
+            "kind": inventory.CATEGORIES[name].kind,
+            "count": counted.number,
+            "more": counted.more,
+        }
+        for name, counted in found.items()
+    ]
+    return Reply(200, {"items": items, "cursor": None})
+
+
+async def get_inventory_category(request: Request, asked: Page) -> Reply[shown.InventoryPageJson]:
+    """The work of one category that a drain waits for."""
+    category = inventory.CATEGORIES.get(request.params["category"])
+    if category is None:
+        names = ", ".join(inventory.CATEGORIES)
+        raise errors.NotFound(f"There is no such category; there are: {names}.")
+    if asked.cursor is not None and len(asked.cursor) != len(category.keys):
+        raise errors.InvalidRequest("Query parameter cursor is not one that this list gave out.")
+    page = await inventory.page(Reader(request.db), category, asked.cursor, asked.limit)
+    body: shown.InventoryPageJson = {
+        "items": [_owed_json(item) for item in page.items],
+        "cursor": queries.cursor_text(page.cursor),
+    }
+    if page.counted is not None:
+        body["count"], body["more"] = page.counted
+    return Reply(200, body)
+
+
+def _owed_json(item: Owed | Corrupt) -> Any:
+    """A run, a reservation or an operation; a row that breaks a rule is named by it."""
+    if isinstance(item, Corrupt):
+        return {item.column: item.value, "corrupt": item.rule}
+    if isinstance(item, Reservation):
+        return serialize.reservation_json(item)
+    if isinstance(item, Operation):
+        return {
+            "run_id": item.run_id,
+            **serialize.seen_operation_json(item),
+            "lease_expires_at_ms": item.lease_expires_at_ms,
+        }
+    return serialize.run_json(item, content=False)
+
+
+async def post_purge(request: Request, limit: int) -> Reply[shown.PurgedJson]:
+    """Delete what is past its retention, by hand."""
+    kept = settings.retention(request.setting)
+    purged = await retention.purge(request.db, request.sender, kept, limit)
+    runs, reservations, more = purged
+    return Reply(200, {"runs": runs, "reservations": reservations, "more": more})
+
+
+async def list_audit(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.EntryJson]]:
+    """Who did what, and why, in order."""
+    [after] = page.cursor or (0,)
+    entries = await audit.page(request.db, after, page.limit)
+    cursor = queries.next_cursor(page, entries, lambda entry: (str(entry.sequence),))
+    return Reply(200, {"items": [_entry_json(entry) for entry in entries], "cursor": cursor})
+
+
+def _entry_json(entry: Entry) -> shown.EntryJson:
+    kind, id = entry.principal
+    return {
+        "action": entry.action,
+        "principal": {"kind": kind, "id": id},
+        "subject": entry.subject,
+        "note": entry.note,
+        "before": entry.before,
+        "after": entry.after,
+        "at_ms": entry.at_ms,
+    }
+
+
+# --- The service -------------------------------------------------------------------------
+
+
+async def get_health(request: Request, deep: bool) -> Reply[shown.HealthJson]:
+    """Without a token and without D1; `?deep=1` reads the fence, with scope `read`."""
+    body: shown.HealthJson = {"status": "ok", "version": fencepost.__version__}
+    if deep:
+        auth.admit(request, ("read",))
+        body["fence"] = (await fence.read(request.db)).state
+    return Reply(200, body)
+
+
+async def get_error_docs(request: Request, _: None) -> Reply[str]:
+    """The problem codes, as Markdown."""
+    return Reply(200, problems.as_markdown(), content_type="text/markdown; charset=utf-8")
+
+
+async def get_openapi(request: Request, _: None) -> Reply[str]:
+    """This document."""
+    from fencepost.http import openapi
+
+    return Reply(200, openapi.text())
+
+
+async def get_docs(request: Request, _: None) -> Reply[str]:
+    """This document, as a page that needs no network."""
+    from fencepost.http import docs_page
+
+    headers = {"Content-Security-Policy": docs_page.POLICY}
+    return Reply(200, docs_page.text(), headers, "text/html; charset=utf-8")
+
+
+# --- Routes ------------------------------------------------------------------------------
+
+_UNREADABLE = "EXECUTION_FENCE_UNREADABLE"
+
+ROUTES: tuple[Route[Any], ...] = (
+    Route(
+        method="GET",
+        pattern="/v1/fence",
+        scopes=("read",),
+        handler=get_fence,
+        takes=queries.NO_QUERY,
+        problems=(_UNREADABLE,),
+    ),
+    Route(
+        method="POST",
+        pattern="/v1/fence/transitions",
+        scopes=("operate",),
+        handler=post_fence_transition,
+        takes=FENCE_TRANSITION,
+        headers=(queries.COMMAND_KEY,),
+        problems=(
+            "IDEMPOTENCY_KEY_INVALID",
+            "FENCE_CAS_CONFLICT",
+            "IDEMPOTENCY_KEY_REUSED",
+            _UNREADABLE,
+        ),
+    ),
+    Route(
+        method="GET",
+        pattern="/v1/inventory",
+        scopes=("operate",),
+        handler=get_inventory,
+        takes=queries.NO_QUERY,
+    ),
+    Route(
+        method="GET",
+        pattern="/v1/inventory/{category}",
+        scopes=("operate",),
+        handler=get_inventory_category,
+        takes=IN_CATEGORY,
+    ),
+    Route(
+        method="POST",
+        pattern="/v1/retention/purge",
+        scopes=("operate",),
+        handler=post_purge,
+        takes=PURGE,
+    ),
+    Route(
+        method="GET",
+        pattern="/v1/audit",
+        scopes=("operate",),
+        handler=list_audit,
+        takes=queries.AFTER_SEQUENCE,
+    ),
+    Route(
+        method="GET",
+        pattern="/v1/health",
+        scopes=(),
+        handler=get_health,
+        takes=DEEP,
+        problems=("UNAUTHORIZED", "SCOPE_MISSING", "AUTH_UNCONFIGURED", _UNREADABLE),
+    ),
+    Route(
+        method="GET",
+        pattern="/docs/errors",
+        scopes=(),
+        handler=get_error_docs,
+        takes=queries.NO_QUERY,
+        media="text/markdown; charset=utf-8",
+    ),
+    Route(
+        method="GET",
+        pattern="/openapi.json",
+        scopes=(),
+        handler=get_openapi,
+        takes=queries.NO_QUERY,
+    ),
+    Route(
+        method="GET",
+        pattern="/docs",
+        scopes=(),
+        handler=get_docs,
+        takes=queries.NO_QUERY,
+        response_headers=("Content-Security-Policy",),
+        media="text/html; charset=utf-8",
+    ),
+)

@@ -1,0 +1,171 @@
+"""History: the events of a run, adding one, binding a change, the integrity of it all."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fencepost import events, journal, limits, subjects
+from fencepost.events import Append
+from fencepost.http import outcomes, queries, serialize
+from fencepost.http.exchange import Reply, Request, Route
+from fencepost.http.forms import Form, Member, Parser
+from fencepost.http.queries import Page
+from fencepost.http.values import (
+    BY_OWNER,
+    CHANGE,
+    EXPECTED_HEAD,
+    IDENTIFIER,
+    OWNER,
+    stored_json,
+    too_large,
+)
+from fencepost.journal import Event
+from fencepost.runs import LOSSES, Owner
+
+if TYPE_CHECKING:
+    from fencepost.http import representations as shown
+
+# --- Forms -------------------------------------------------------------------------------
+
+
+def _type(value: Any, name: str) -> str:
+    type = IDENTIFIER.read(value, name)
+    if type in journal.PRODUCT_TYPES:
+        raise ValueError(f"{name!r} is one that only the service itself appends.")
+    return type
+
+
+def _payload(value: Any, name: str) -> Any:
+    if len(journal.canonical(value)) > limits.PAYLOAD_BYTES_MAX:
+        raise too_large(name, limits.PAYLOAD_BYTES_MAX)
+    return value
+
+
+EVENT = Form(
+    "EventRequest",
+    Append,
+    {
+        "type": Member(
+            Parser(_type, {**IDENTIFIER.schema, "not": {"enum": sorted(journal.PRODUCT_TYPES)}}),
+            about="Not one that only the service itself appends.",
+        ),
+        "payload": Member(Parser(_payload, stored_json(limits.PAYLOAD_BYTES_MAX).schema), {}),
+        "owner": Member(OWNER, None, "Named, it must hold the run."),
+        "expected_head": EXPECTED_HEAD,
+    },
+)
+
+
+class BindChangeBody(NamedTuple):
+    owner: Owner
+    change: str
+
+
+BIND_CHANGE = Form(
+    "BindChangeRequest", BindChangeBody, {"owner": BY_OWNER, "change": Member(CHANGE)}
+)
+
+# --- Handlers ----------------------------------------------------------------------------
+
+
+async def list_events(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.EventJson]]:
+    """The events of a run, in order."""
+    [after] = page.cursor or (0,)
+    run, found = await events.page(
+        request.db, request.params["run_id"], request.viewer, after, page.limit
+    )
+    items = [_event_json(stored.event, stored.created_at_ms) for stored in found]
+    cursor = queries.next_cursor(page, found, lambda stored: (str(stored.event.sequence),))
+    return Reply(200, {"items": items, "cursor": cursor}, run_id=run.run_id)
+
+
+def _event_json(event: Event, created_at_ms: int) -> shown.EventJson:
+    return {
+        "sequence": event.sequence,
+        "type": event.type,
+        "payload": json.loads(event.payload_json),
+        "prior_hash": event.prior_hash,
+        "hash": event.hash,
+        "created_at_ms": created_at_ms,
+    }
+
+
+async def post_event(request: Request, addition: Append) -> Reply[shown.AppendedJson]:
+    """Add an event of the caller's."""
+    outcome, run, event = await events.append(
+        request.db, request.params["run_id"], request.viewer, addition
+    )
+    if event is None or outcome in LOSSES:
+        raise outcomes.loss(outcome, run)
+    body: shown.AppendedJson = {
+        "outcome": outcome,
+        "event": _event_json(event, run.updated_at_ms),
+        "run": serialize.run_json(run),
+    }
+    return Reply(200, body, run_id=run.run_id)
+
+
+async def post_bind_change(request: Request, body: BindChangeBody) -> Reply[shown.VerbAnswerJson]:
+    """Name the change that a provisional design run turned out to be."""
+    run_id = request.params["run_id"]
+    return outcomes.verb_reply(
+        *await subjects.bind_change(request.db, run_id, request.viewer, body.owner, body.change)
+    )
+
+
+async def get_integrity(request: Request, _: None) -> Reply[shown.IntegrityJson]:
+    """Whether anybody has altered the history: every hash is computed again."""
+    found = await events.integrity(request.db, request.params["run_id"], request.viewer)
+    body: shown.IntegrityJson = {
+        "intact": found.intact,
+        "events": found.events,
+        "head": {"sequence": found.head.sequence, "hash": found.head.hash},
+        "first_broken": None,
+    }
+    if found.rule is not None:
+        body["first_broken"] = {"sequence": found.sequence, "rule": found.rule}
+    return Reply(200, body)
+
+
+# --- Routes ------------------------------------------------------------------------------
+
+_RUN = "/v1/runs/{run_id}"
+
+ROUTES: tuple[Route[Any], ...] = (
+    Route(
+        method="GET",
+        pattern=f"{_RUN}/events",
+        scopes=("read",),
+        handler=list_events,
+        takes=queries.AFTER_SEQUENCE,
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/events",
+        scopes=("work",),
+        handler=post_event,
+        takes=EVENT,
+        problems=("FENCE_LOST", "HEAD_CHANGED", "CONTENDED"),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/bind-change",
+        scopes=("work",),
+        handler=post_bind_change,
+        takes=BIND_CHANGE,
+        problems=(
+            "FENCE_LOST",
+            "CHANGE_BINDING_NOT_ALLOWED",
+            "CHANGE_RUN_ALREADY_EXISTS",
+            "CONTENDED",
+        ),
+    ),
+    Route(
+        method="GET",
+        pattern=f"{_RUN}/integrity",
+        scopes=("read",),
+        handler=get_integrity,
+        takes=queries.NO_QUERY,
+    ),
+)

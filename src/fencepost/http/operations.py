@@ -1,0 +1,244 @@
+"""Operations: acquiring a step of a run, holding it, ending it, looking at it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fencepost import errors, journal, leases, limits, operations
+from fencepost.http import queries, serialize
+from fencepost.http.exchange import Reply, Request, Route
+from fencepost.http.forms import Form, Member, Parser
+from fencepost.http.values import (
+    ANYTHING,
+    BOOLEAN,
+    BY_OWNER,
+    OWNER_FIELD,
+    integer,
+    stored_json,
+)
+from fencepost.operations import LOSSES, Operation, OperationState, Step, StepOutcome
+from fencepost.problems import PROBLEMS
+from fencepost.runs import Owner
+
+if TYPE_CHECKING:
+    from fencepost.http import representations as shown
+
+# --- Forms -------------------------------------------------------------------------------
+
+
+class AcquireBody(NamedTuple):
+    owner: Owner
+    ttl_ms: int
+    fingerprint: str
+    preempt: bool
+    exclusive: bool
+
+
+def _acquire(
+    owner: Owner, ttl_ms: int, payload: str | None, preempt: bool, exclusive: bool
+) -> AcquireBody:
+    if preempt and exclusive:
+        raise errors.InvalidRequest("'preempt' and 'exclusive' do not go together.")
+    return AcquireBody(owner, ttl_ms, payload or journal.digest(None), preempt, exclusive)
+
+
+_TTL_MS = Member(integer(1, limits.OPERATION_TTL_MS_MAX), about="How long the lease holds.")
+_TOKEN = Member(OWNER_FIELD, about="The token of the lease.")
+
+ACQUIRE = Form(
+    "AcquireRequest",
+    _acquire,
+    {
+        "owner": BY_OWNER,
+        "ttl_ms": _TTL_MS,
+        "payload": Member(
+            Parser(lambda value, name: journal.digest(value), {"$ref": ANYTHING}),
+            None,
+            "What the step does; omitted, it is null. Another payload is another operation.",
+        ),
+        "preempt": Member(BOOLEAN, False, "Take the lease over while it holds."),
+        "exclusive": Member(BOOLEAN, False, "Lose, where the lease would be shared."),
+    },
+    {
+        "anyOf": [
+            {"properties": {"preempt": {"const": False}}},
+            {"properties": {"exclusive": {"const": False}}},
+        ]
+    },
+    "`preempt` and `exclusive` do not go together.",
+)
+
+
+class HeldBody(NamedTuple):
+    """What the holder of a lease sends; `outcome` is JSON text."""
+
+    owner: Owner
+    token: str
+    ttl_ms: int = 0
+    outcome: str = ""
+
+
+HELD = Form("HeldRequest", HeldBody, {"owner": BY_OWNER, "token": _TOKEN})
+RENEW = Form("RenewRequest", HeldBody, {"owner": BY_OWNER, "token": _TOKEN, "ttl_ms": _TTL_MS})
+COMMIT = Form(
+    "CommitRequest",
+    HeldBody,
+    {
+        "owner": BY_OWNER,
+        "token": _TOKEN,
+        "outcome": Member(stored_json(limits.RESULT_BYTES_MAX)),
+    },
+)
+
+# --- Handlers ----------------------------------------------------------------------------
+
+
+async def post_acquire(request: Request, body: AcquireBody) -> Reply[shown.StepAnswerJson]:
+    """Lease an operation, or learn its outcome."""
+    step = _step(request, body.owner)
+    return _reply(
+        *await leases.acquire(
+            request.db,
+            step,
+            body.fingerprint,
+            body.ttl_ms,
+            preempt=body.preempt,
+            exclusive=body.exclusive,
+        ),
+        step,
+    )
+
+
+async def post_renew(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
+    """Let the lease hold for `ttl_ms` from now on, or as long as before."""
+    step = _step(request, body.owner)
+    return _reply(*await leases.renew(request.db, step, body.token, body.ttl_ms), step)
+
+
+async def post_assert(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
+    """Whether the lease holds."""
+    step = _step(request, body.owner)
+    return _reply(*await leases.assert_held(request.db, step, body.token), step)
+
+
+async def post_commit(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
+    """Store the outcome, which stays as long as the run, and end the lease."""
+    step = _step(request, body.owner)
+    return _reply(*await leases.commit(request.db, step, body.token, body.outcome), step)
+
+
+async def post_interrupt(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
+    """End the lease without an outcome."""
+    step = _step(request, body.owner)
+    return _reply(*await leases.interrupt(request.db, step, body.token), step)
+
+
+async def get_operation(request: Request, _: None) -> Reply[shown.SeenOperationJson]:
+    """The operation and its lease."""
+    run_id, id = request.params["run_id"], request.params["op"].lower()
+    found = await operations.read(request.db, run_id, request.viewer, id)
+    body: shown.SeenOperationJson = {
+        "operation": serialize.seen_operation_json(found),
+        "lease": None if found.lapsed else _lease_json(found),
+    }
+    return Reply(200, body, run_id=run_id)
+
+
+def _step(request: Request, owner: Owner) -> Step:
+    """Whose step it is."""
+    params = request.params
+    return Step(params["run_id"], request.viewer, owner, params["op"].lower())
+
+
+def _lease_json(operation: Operation) -> shown.LeaseJson | None:
+    """The lease of an operation that runs."""
+    if operation.state is not OperationState.RUNNING:
+        return None
+    return {"token": operation.lease_token, "expires_at_ms": operation.lease_expires_at_ms}
+
+
+def _reply(
+    outcome: StepOutcome, found: Operation | None, step: Step
+) -> Reply[shown.StepAnswerJson]:
+    if outcome in LOSSES or found is None:
+        raise _loss(outcome, found)
+    body: shown.StepAnswerJson = {
+        "outcome": outcome,
+        "operation": serialize.operation_json(found),
+        "lease": _lease_json(found),
+    }
+    replayed = {"Idempotent-Replayed": "true"} if outcome is StepOutcome.REPLAYED else {}
+    return Reply(200, body, replayed, run_id=step.run_id)
+
+
+def _loss(outcome: StepOutcome, found: Operation | None) -> errors.Conflict:
+    """A verb that lost: 409, the outcome named, the operation without its lease's token."""
+    code, retry_after_s = outcome.upper(), None
+    if outcome is StepOutcome.OPERATION_ALREADY_RUNNING and found and found.lease_expires_at_ms:
+        left_s = math.ceil((found.lease_expires_at_ms - found.now_ms) / 1000)
+        retry_after_s = max(1, min(left_s, limits.PENDING_RETRY_AFTER_S))
+    return errors.Conflict(
+        PROBLEMS[code].meaning,
+        code=code,
+        retry_after_s=retry_after_s,
+        outcome=outcome,
+        operation=found and serialize.seen_operation_json(found),
+    )
+
+
+# --- Routes ------------------------------------------------------------------------------
+
+_OPERATION = "/v1/runs/{run_id}/operations/{op}"
+_FENCED = ("FENCE_LOST", "LEASE_FENCED")
+
+ROUTES: tuple[Route[Any], ...] = (
+    Route(
+        method="POST",
+        pattern=f"{_OPERATION}/acquire",
+        scopes=("work",),
+        handler=post_acquire,
+        takes=ACQUIRE,
+        problems=("FENCE_LOST", "OPERATION_CONFLICT", "OPERATION_ALREADY_RUNNING"),
+        response_headers=("Idempotent-Replayed",),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_OPERATION}/renew",
+        scopes=("work",),
+        handler=post_renew,
+        takes=RENEW,
+        problems=_FENCED,
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_OPERATION}/assert",
+        scopes=("work",),
+        handler=post_assert,
+        takes=HELD,
+        problems=_FENCED,
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_OPERATION}/commit",
+        scopes=("work",),
+        handler=post_commit,
+        takes=COMMIT,
+        problems=_FENCED,
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_OPERATION}/interrupt",
+        scopes=("work",),
+        handler=post_interrupt,
+        takes=HELD,
+        problems=(*_FENCED, "CONTENDED"),
+    ),
+    Route(
+        method="GET",
+        pattern=_OPERATION,
+        scopes=("read",),
+        handler=get_operation,
+        takes=queries.NO_QUERY,
+    ),
+)

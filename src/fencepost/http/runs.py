@@ -1,0 +1,479 @@
+"""Runs: looking at them, owning one, moving one along its life, cancelling it, its lineage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from fencepost import (
+    cancellation,
+    claims,
+    errors,
+    limits,
+    lineage,
+    machines,
+    ownership,
+    snapshot,
+    transition,
+)
+from fencepost.http import outcomes, queries, serialize
+from fencepost.http.exchange import Reply, Request, Route
+from fencepost.http.forms import Form, Member, Parser
+from fencepost.http.queries import Page
+from fencepost.http.values import (
+    BY_OWNER,
+    EXPECTED_HEAD,
+    IDENTIFIER,
+    LEASE_MS,
+    OWNER,
+    RESULT,
+    one_of,
+    stored_json,
+)
+from fencepost.identifiers import Principal
+from fencepost.journal import Head
+from fencepost.machines import Move
+from fencepost.ownership import EVIDENCE_KINDS, Evidence, Fact
+from fencepost.runs import TERMINAL, Outcome, Owner, Run, RunStatus
+from fencepost.storage.d1 import Database
+from fencepost.transition import Transition
+
+if TYPE_CHECKING:
+    from fencepost.http import representations as shown
+
+# --- Queries -----------------------------------------------------------------------------
+
+
+class RunsPage(NamedTuple):
+    """Which page of runs: as `queries.Page`, and only those of one status, if any."""
+
+    limit: int
+    cursor: Any
+    status: RunStatus | None
+
+
+def _status(text: str, name: str) -> RunStatus:
+    if text not in frozenset(RunStatus):
+        raise ValueError(f"Query parameter {name} is one of {', '.join(RunStatus)}.")
+    return RunStatus(text)
+
+
+RUNS = Form(
+    "",
+    RunsPage,
+    {
+        "limit": queries.LIMIT,
+        "cursor": Member(queries.cursor((queries.TEXT, queries.TEXT, queries.TEXT)), None),
+        "status": Member(Parser(_status, {"type": "string", "enum": list(RunStatus)}), None),
+    },
+)
+
+WAIT_S = Form(
+    "",
+    lambda wait: int(wait),
+    {
+        "wait": Member(
+            queries.query_integer(0, limits.WAIT_S_MAX),
+            0,
+            "Seconds to wait for the end of the run.",
+        )
+    },
+)
+
+AFTER_ROUND = queries.page((queries.POSITION, queries.TEXT))
+
+# --- Bodies ------------------------------------------------------------------------------
+
+EVIDENCE = Form(
+    "Evidence",
+    Evidence,
+    {"kind": Member(one_of(*EVIDENCE_KINDS)), "expected_owner": Member(OWNER)},
+    about="Why the present owner is believed dead. Its host is the sender's own for "
+    "same-host-pid-dead, and another one for cross-host-unreachable-stale.",
+)
+
+
+class VerbBody(NamedTuple):
+    """Who asks, and what the verb takes besides."""
+
+    owner: Owner
+    lease_ms: int | None = None
+    evidence: Evidence | None = None
+
+
+_LEASE = Member(LEASE_MS, None, "Becomes the run's own; omitted, the run's own is kept.")
+_EVIDENCE = Member(EVIDENCE, None)
+
+OWNER_ONLY = Form("OwnerRequest", VerbBody, {"owner": BY_OWNER})
+WITH_LEASE = Form("LeaseRequest", VerbBody, {"owner": BY_OWNER, "lease_ms": _LEASE})
+WITH_EVIDENCE = Form("EvidenceRequest", VerbBody, {"owner": BY_OWNER, "evidence": _EVIDENCE})
+OWN = Form("OwnRequest", VerbBody, {"owner": BY_OWNER, "lease_ms": _LEASE, "evidence": _EVIDENCE})
+NOTHING: Form[None] = Form("EmptyRequest", lambda: None, {}, about="An empty object.")
+
+_GUARD: Form[Literal["absent", "present"]] = Form(
+    "Guard",
+    lambda cancel_requested: cancel_requested,
+    {"cancel_requested": Member(one_of("absent", "present"))},
+    about="The transition happens only if a request for a cancel is absent, or present.",
+)
+
+
+def _transition(
+    machine: str | None,
+    code: str | None,
+    to: str | None,
+    owner: Owner,
+    state: str | None,
+    result: str | None,
+    guard: Literal["absent", "present"] | None,
+    expected_head: Head | None,
+) -> Transition:
+    status, move = _movement(machine, code, to)
+    if result is not None and status not in TERMINAL:
+        raise errors.InvalidRequest("A 'result' belongs to completed, failed or cancelled.")
+    return Transition(owner, status, state, result, guard, expected_head, move)
+
+
+def _movement(state: str | None, code: str | None, to: str | None) -> tuple[RunStatus, Move | None]:
+    """Where a transition leads: `to`, or `machine` (with its `code`), or both.
+
+    A `machine` alone keeps the run running, or ends it in the status that the state stands for.
+    """
+    if code is not None and state not in machines.CODED:
+        coded = ", ".join(sorted(machines.CODED))
+        raise errors.InvalidRequest(f"A 'code' belongs to a 'machine' of {coded}.")
+    if state is None:
+        if to is None:
+            raise errors.InvalidRequest("The body lacks the member 'to'.")
+        return RunStatus(to), None
+    end = machines.ENDS.get(state)
+    status = RunStatus(to or end or RunStatus.RUNNING)
+    if status is RunStatus.COMPLETED and end is None:
+        raise errors.InvalidRequest("A run is completed with a 'machine' that has ended.")
+    return status, Move(state, code)
+
+
+_STATES = sorted(machines.STATES)
+_ENDED = {"machine": {"enum": sorted(machines.ENDS)}}
+
+TRANSITION = Form(
+    "TransitionRequest",
+    _transition,
+    {
+        "machine": Member(one_of(*_STATES), None, "The state that the run's machine moves to."),
+        "code": Member(IDENTIFIER, None, "Why the machine is there."),
+        "to": Member(
+            one_of(*(status for status in RunStatus if status is not RunStatus.PENDING)),
+            None,
+            "Omitted, `machine` says it.",
+        ),
+        "owner": BY_OWNER,
+        "state": Member(stored_json(limits.STATE_BYTES_MAX), None, "Omitted, it stays."),
+        "result": RESULT,
+        "guard": Member(_GUARD, None),
+        "expected_head": EXPECTED_HEAD,
+    },
+    {
+        "allOf": [
+            {
+                "anyOf": [
+                    {"properties": {"machine": False, "code": False}, "required": ["to"]},
+                    {"properties": {"code": False}, "required": ["machine"]},
+                    {
+                        "properties": {"machine": {"enum": sorted(machines.CODED)}},
+                        "required": ["machine"],
+                    },
+                ]
+            },
+            {
+                "anyOf": [
+                    {"properties": {"result": False}},
+                    {"properties": {"to": {"enum": sorted(TERMINAL)}}, "required": ["to"]},
+                    {"properties": {**_ENDED, "to": False}, "required": ["machine"]},
+                ]
+            },
+            {
+                "anyOf": [
+                    {"properties": {"machine": False}},
+                    {"properties": {"to": {"not": {"const": "completed"}}}},
+                    {"properties": _ENDED, "required": ["machine"]},
+                ]
+            },
+        ]
+    },
+    "`to`, or `machine`, or both. A `result` belongs to an end, a `code` to a machine that says "
+    "why; a run is completed with a machine that has ended.",
+)
+
+# --- Looking -----------------------------------------------------------------------------
+
+
+async def get_run(request: Request, wait_s: int) -> Reply[shown.RunJson]:
+    """A run, with state and result; with `wait`, once it ended."""
+    run = await snapshot.wait_for_end(request.db, request.params["run_id"], request.viewer, wait_s)
+    return Reply(200, serialize.run_json(run), run_id=run.run_id)
+
+
+async def list_runs(
+    request: Request, page: RunsPage
+) -> Reply[shown.ItemsJson[shown.RunSummaryJson]]:
+    """The runs that the caller may see, oldest first."""
+    runs = await snapshot.page(request.db, request.viewer, page.status, page.cursor, page.limit)
+    cursor = queries.next_cursor(page, runs, lambda run: (*run.principal, run.run_id))
+    return _page(runs, cursor)
+
+
+def _page(runs: list[Run], cursor: str | None) -> Reply[shown.ItemsJson[shown.RunSummaryJson]]:
+    items = [serialize.run_json(run, content=False) for run in runs]
+    return Reply(200, {"items": items, "cursor": cursor})
+
+
+async def list_ownership(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.FactJson]]:
+    """Who owned a run, and when."""
+    run_id, viewer = request.params["run_id"], request.viewer
+    [after] = page.cursor or (0,)
+    facts = await ownership.facts(request.db, run_id, viewer, after, page.limit)
+    cursor = queries.next_cursor(page, facts, lambda fact: (str(fact.sequence),))
+    return Reply(200, {"items": [_fact_json(fact) for fact in facts], "cursor": cursor})
+
+
+def _fact_json(fact: Fact) -> shown.FactJson:
+    return {
+        "sequence": fact.sequence,
+        "type": fact.type,
+        "owner": serialize.owner_json(fact.owner),
+        "generation": fact.generation,
+        "granted_at_ms": fact.granted_at_ms,
+        "at_ms": fact.at_ms,
+    }
+
+
+async def get_lineage(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.RunSummaryJson]]:
+    """The rounds of one logical run."""
+    run_id, viewer = request.params["run_id"], request.viewer
+    runs = await lineage.page(request.db, run_id, viewer, page.cursor, page.limit)
+    return _page(runs, queries.next_cursor(page, runs, _round))
+
+
+def _round(run: Run) -> tuple[str, str]:
+    """A run without a lineage comes before the first round."""
+    return str(run.lineage.round if run.lineage else -1), run.run_id
+
+
+async def get_latest(request: Request, _: None) -> Reply[shown.RunJson]:
+    """The last round of a run's lineage."""
+    run = await lineage.latest(request.db, request.params["run_id"], request.viewer)
+    return Reply(200, serialize.run_json(run), run_id=run.run_id)
+
+
+# --- Owning ------------------------------------------------------------------------------
+
+
+def _by_owner(request: Request, body: VerbBody) -> tuple[Database, str, Principal | None, Owner]:
+    """The first arguments of every verb of an owner."""
+    return request.db, request.params["run_id"], request.viewer, body.owner
+
+
+async def post_own(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
+    """Own a run that waits for an owner, or, with evidence, one whose lease lapsed."""
+    _, lease_ms, evidence = body
+    return outcomes.verb_reply(
+        *await ownership.own(*_by_owner(request, body), lease_ms=lease_ms, evidence=evidence)
+    )
+
+
+async def post_heartbeat(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
+    """Renew the lease."""
+    return outcomes.verb_reply(
+        *await ownership.heartbeat(*_by_owner(request, body), lease_ms=body.lease_ms)
+    )
+
+
+async def post_reconfirm(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
+    """Renew the lease, by a process that is not sure whether it still holds the run."""
+    return outcomes.verb_reply(*await ownership.reconfirm(*_by_owner(request, body)))
+
+
+async def post_claim(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
+    """Hold a run that waits for an owner, for `activate`."""
+    return outcomes.verb_reply(
+        *await claims.claim(*_by_owner(request, body), lease_ms=body.lease_ms)
+    )
+
+
+async def post_activate(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
+    """Turn one's claim into the ownership of the run."""
+    return outcomes.verb_reply(*await claims.activate(*_by_owner(request, body)))
+
+
+async def post_steal(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
+    """Claim a run from an owner that is believed dead."""
+    return outcomes.verb_reply(*await claims.steal(*_by_owner(request, body), body.evidence))
+
+
+async def post_abandon(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
+    """Let go of one's claim."""
+    return outcomes.verb_reply(*await claims.abandon(*_by_owner(request, body)))
+
+
+async def post_recover(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
+    """Clear the claim of a claimant that is believed dead."""
+    return outcomes.verb_reply(*await claims.recover(*_by_owner(request, body), body.evidence))
+
+
+# --- Moving and cancelling ---------------------------------------------------------------
+
+
+async def post_transition(request: Request, change: Transition) -> Reply[shown.VerbAnswerJson]:
+    """Checkpoint, suspend or end a run that the caller owns; move its machine."""
+    run_id = request.params["run_id"]
+    outcome, run = await transition.transition(request.db, run_id, request.viewer, change)
+    if outcome is Outcome.ILLEGAL_TRANSITION:
+        to = change.to if change.move is None else change.move.to
+        move = {"from": run.machine and run.machine.state, "to": to}
+        raise outcomes.loss(outcome, run, **move)
+    return outcomes.verb_reply(outcome, run)
+
+
+async def post_cancel(request: Request, _: None) -> Reply[shown.VerbAnswerJson]:
+    """Request the cancel of a run, once."""
+    where = (request.db, request.params["run_id"], request.viewer, request.sender)
+    return outcomes.verb_reply(*await cancellation.cancel(*where))
+
+
+async def post_acknowledge_cancel(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
+    """The owner has seen the request for a cancel."""
+    return outcomes.verb_reply(*await cancellation.acknowledge(*_by_owner(request, body)))
+
+
+async def post_cancel_lineage(request: Request, _: None) -> Reply[shown.VerbAnswerJson]:
+    """Request the cancel of every round that has not ended; answers the last round."""
+    where = (request.db, request.params["run_id"], request.viewer, request.sender)
+    return outcomes.verb_reply(*await cancellation.cancel_lineage(*where))
+
+
+# --- Routes ------------------------------------------------------------------------------
+
+_RUN = "/v1/runs/{run_id}"
+_TAKEN = ("ALREADY_CLAIMED", "HEARTBEAT_FRESH", "SNAPSHOT_CHANGED")
+
+ROUTES: tuple[Route[Any], ...] = (
+    Route(method="GET", pattern="/v1/runs", scopes=("read",), handler=list_runs, takes=RUNS),
+    Route(method="GET", pattern=_RUN, scopes=("read",), handler=get_run, takes=WAIT_S),
+    Route(
+        method="GET",
+        pattern=f"{_RUN}/ownership",
+        scopes=("read",),
+        handler=list_ownership,
+        takes=queries.AFTER_SEQUENCE,
+    ),
+    Route(
+        method="GET",
+        pattern=f"{_RUN}/lineage",
+        scopes=("read",),
+        handler=get_lineage,
+        takes=AFTER_ROUND,
+    ),
+    Route(
+        method="GET",
+        pattern=f"{_RUN}/latest",
+        scopes=("read",),
+        handler=get_latest,
+        takes=queries.NO_QUERY,
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/claim",
+        scopes=("work",),
+        handler=post_claim,
+        takes=WITH_LEASE,
+        problems=_TAKEN,
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/activate",
+        scopes=("work",),
+        handler=post_activate,
+        takes=OWNER_ONLY,
+        problems=("CLAIM_LOST", "SNAPSHOT_CHANGED"),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/own",
+        scopes=("work",),
+        handler=post_own,
+        takes=OWN,
+        problems=(*_TAKEN, "EVIDENCE_REQUIRED"),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/heartbeat",
+        scopes=("work",),
+        handler=post_heartbeat,
+        takes=WITH_LEASE,
+        problems=("FENCE_LOST",),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/reconfirm",
+        scopes=("work",),
+        handler=post_reconfirm,
+        takes=OWNER_ONLY,
+        problems=("FENCE_LOST",),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/steal",
+        scopes=("work",),
+        handler=post_steal,
+        takes=WITH_EVIDENCE,
+        problems=(*_TAKEN, "LIVENESS_UNCONFIRMED"),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/abandon",
+        scopes=("work",),
+        handler=post_abandon,
+        takes=OWNER_ONLY,
+        problems=("CLAIM_LOST",),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/recover",
+        scopes=("work",),
+        handler=post_recover,
+        takes=WITH_EVIDENCE,
+        problems=("LIVENESS_UNCONFIRMED", "CLAIM_CHANGED", "CLAIM_FRESH"),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/transition",
+        scopes=("work",),
+        handler=post_transition,
+        takes=TRANSITION,
+        problems=("FENCE_LOST", "GUARD_FAILED", "HEAD_CHANGED", "ILLEGAL_TRANSITION", "CONTENDED"),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/cancel",
+        scopes=("start", "operate"),
+        handler=post_cancel,
+        takes=NOTHING,
+        problems=("TERMINAL", "ALREADY_REQUESTED", "EXECUTION_FENCE_UNREADABLE"),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/acknowledge-cancel",
+        scopes=("work",),
+        handler=post_acknowledge_cancel,
+        takes=OWNER_ONLY,
+        problems=("FENCE_LOST", "CANCEL_NOT_REQUESTED", "ALREADY_ACKNOWLEDGED"),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/lineage/cancel",
+        scopes=("start", "operate"),
+        handler=post_cancel_lineage,
+        takes=NOTHING,
+        problems=("TERMINAL", "ALREADY_REQUESTED"),
+    ),
+)

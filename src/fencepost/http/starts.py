@@ -1,0 +1,261 @@
+"""Starts: what a key begins, what became of it, releasing and resolving it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fencepost import errors, limits, machines, release, reservation, resolve, starts
+from fencepost.decision import Attempt, fingerprint
+from fencepost.http import outcomes, queries, serialize
+from fencepost.http.exchange import Reply, Request, Route
+from fencepost.http.forms import Form, Member, Parser
+from fencepost.http.values import (
+    ANYTHING,
+    BY_OWNER,
+    CHANGE,
+    IDENTIFIER,
+    LEASE_MS,
+    LINEAGE,
+    NOTE,
+    OWNER,
+    POSITIVE,
+    RESULT,
+    TARGET,
+    one_of,
+    stored_json,
+)
+from fencepost.identifiers import Principal, Target, mint_run_id, mint_token
+from fencepost.resolve import Resolution, Verdict
+from fencepost.runs import Lineage, Outcome, Owner
+from fencepost.subjects import DESIGN, Subject
+
+if TYPE_CHECKING:
+    from fencepost.http import representations as shown
+
+# --- Forms -------------------------------------------------------------------------------
+
+
+def _aliases(value: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > limits.ALIASES_MAX:
+        raise ValueError(f"{name!r} is a list of at most {limits.ALIASES_MAX} names.")
+    return tuple(CHANGE.read(alias, name) for alias in value)
+
+
+def _subject(
+    stage: str, change: str | None, provisional: str | None, aliases: tuple[str, ...]
+) -> Subject:
+    if (change is None) == (provisional is None):
+        raise ValueError("A subject has either a 'change' or a 'provisional' name.")
+    if provisional is None and aliases:
+        raise ValueError("'aliases' belong to a 'provisional' name.")
+    if provisional is not None and stage != DESIGN:
+        raise ValueError("A 'provisional' name belongs to the stage 'design'.")
+    return Subject(stage, change, provisional, aliases)
+
+
+SUBJECT = Form(
+    "Subject",
+    _subject,
+    {
+        "stage": Member(CHANGE),
+        "change": Member(CHANGE, None),
+        "provisional": Member(CHANGE, None),
+        "aliases": Member(
+            Parser(_aliases, {"type": "array", "items": CHANGE, "maxItems": limits.ALIASES_MAX}),
+            (),
+        ),
+    },
+    {
+        "anyOf": [
+            {
+                "properties": {"provisional": False, "aliases": {"maxItems": 0}},
+                "required": ["change"],
+            },
+            {
+                "properties": {"stage": {"const": DESIGN}, "change": False},
+                "required": ["provisional"],
+            },
+        ]
+    },
+    "What a run is about: a change in a stage, or, in the stage design, a provisional name with "
+    "others that it goes by.",
+)
+
+_INPUT = stored_json(limits.STATE_BYTES_MAX)
+
+
+class StartBody(NamedTuple):
+    """The body of a start, as the form below has read it."""
+
+    target: Target
+    input: Any
+    owner: Owner | None
+    lease_ms: int
+    parent_run_id: str | None
+    lineage: Lineage | None
+    machine: str | None
+    subject: Subject | None
+
+    def attempt(self, key: str, principal: Principal) -> Attempt:
+        """What `principal` asks under `key`. Without an owner one is minted, whose nonce nobody
+        else knows.
+        """
+        return Attempt(
+            key=key,
+            principal=principal,
+            target=self.target,
+            fingerprint=fingerprint(self.target, self.input, self.lineage),
+            run_id=mint_run_id(),
+            input_json=_INPUT.read(self.input, "input"),
+            owner=self.owner or Owner("fencepost", 0, mint_token()),
+            lease_ms=self.lease_ms,
+            parent_run_id=self.parent_run_id,
+            lineage=self.lineage,
+            subject=self.subject,
+            machine=self.machine,
+        )
+
+
+START = Form(
+    "StartRequest",
+    StartBody,
+    {
+        "target": Member(TARGET),
+        "input": Member(
+            Parser(ANYTHING.read, _INPUT.schema), None, "Becomes the first `state` of the run."
+        ),
+        "owner": Member(OWNER, None, "Send your own: its nonce makes your retry converge."),
+        "lease_ms": Member(LEASE_MS, limits.LEASE_MS_DEFAULT),
+        "parent_run_id": Member(IDENTIFIER, None),
+        "lineage": Member(LINEAGE, None),
+        "machine": Member(one_of(*machines.MACHINES), None, "The machine that the run follows."),
+        "subject": Member(
+            SUBJECT, None, "A subject that has a run already is answered with that run."
+        ),
+    },
+)
+
+
+class ReleaseBody(NamedTuple):
+    owner: Owner
+
+
+RELEASE = Form("OwnerRequest", ReleaseBody, {"owner": BY_OWNER})
+
+
+def _resolution(decision: str, attempt: int, note: str, result: str | None) -> Resolution:
+    verdict = Verdict(decision)
+    if result is not None and verdict is not Verdict.EXECUTED:
+        raise errors.InvalidRequest("A 'result' belongs to the decision 'executed'.")
+    return Resolution(verdict, attempt, note, result)
+
+
+RESOLUTION = Form(
+    "ResolveRequest",
+    _resolution,
+    {
+        "decision": Member(one_of(*Verdict)),
+        "attempt": Member(POSITIVE, about="The attempt that was looked at."),
+        "note": Member(NOTE, about="Why; for the audit."),
+        "result": RESULT,
+    },
+    {
+        "anyOf": [
+            {"properties": {"decision": {"const": "executed"}}},
+            {"properties": {"result": False}},
+        ]
+    },
+    "A `result` belongs to the decision `executed`.",
+)
+
+# --- Handlers ----------------------------------------------------------------------------
+
+
+async def post_start(request: Request, body: StartBody) -> Reply[shown.StartAnswerJson]:
+    """Start the run that the key names, or answer with the run that it started before."""
+    wait_s = queries.PREFER_WAIT.of(request)
+    attempt = body.attempt(queries.IDEMPOTENCY_KEY.of(request), request.sender)
+    decision, seen = await starts.start(request.db, attempt, wait_s=wait_s)
+    reply = outcomes.start_reply(decision, seen)
+    if wait_s:
+        reply.headers["Preference-Applied"] = f"wait={wait_s}"
+    return reply
+
+
+async def get_start(request: Request, _: None) -> Reply[shown.SeenStartJson]:
+    """The reservation of a key and its run."""
+    held, run = await reservation.find(request.db, request.params["key"], request.viewer)
+    body: shown.SeenStartJson = {
+        "reservation": serialize.reservation_json(held),
+        "run": None if run is None else serialize.run_json(run),
+    }
+    return Reply(200, body, run_id=held.run_id)
+
+
+async def post_release(request: Request, body: ReleaseBody) -> Reply[shown.SettledJson]:
+    """Release a start that did not execute: its key can be started again."""
+    key, viewer = request.params["key"], request.viewer
+    outcome, held, run = await release.release(request.db, key, viewer, body.owner)
+    if outcome is not Outcome.RELEASED:
+        raise outcomes.loss(outcome, run)
+    return outcomes.settled_reply(outcome, held, run)
+
+
+async def post_resolve(request: Request, resolution: Resolution) -> Reply[shown.SettledJson]:
+    """Settle an abandoned start: say whether it executed."""
+    outcome, held, run = await resolve.resolve(
+        request.db, request.params["key"], request.sender, resolution
+    )
+    if outcome is not Outcome.RESOLVED:
+        raise outcomes.loss(outcome, run)
+    return outcomes.settled_reply(outcome, held, run)
+
+
+# --- Routes ------------------------------------------------------------------------------
+
+_KEY = "/v1/starts/{key}"
+
+ROUTES: tuple[Route[Any], ...] = (
+    Route(
+        method="POST",
+        pattern="/v1/starts",
+        scopes=("start",),
+        handler=post_start,
+        takes=START,
+        headers=(queries.IDEMPOTENCY_KEY, queries.PREFER_WAIT),
+        statuses=(200, 201),
+        response_headers=("Location", "Idempotent-Replayed", "Preference-Applied"),
+        problems=(
+            "IDEMPOTENCY_KEY_MISSING",
+            "IDEMPOTENCY_KEY_INVALID",
+            "START_OWNER_MISMATCH",
+            "START_TARGET_MISMATCH",
+            "START_INPUT_MISMATCH",
+            "OPERATION_ID_CONFLICT",
+            "RUN_LOOKUP_CONFLICT",
+            "START_PENDING",
+            "START_UNRESOLVABLE",
+            "START_ALREADY_SETTLED",
+            "CONTENDED",
+            "EXECUTION_FENCED",
+            "EXECUTION_FENCE_UNREADABLE",
+        ),
+    ),
+    Route(method="GET", pattern=_KEY, scopes=("start",), handler=get_start, takes=queries.NO_QUERY),
+    Route(
+        method="POST",
+        pattern=f"{_KEY}/release",
+        scopes=("start",),
+        handler=post_release,
+        takes=RELEASE,
+        problems=("FENCE_LOST", "SNAPSHOT_CHANGED"),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_KEY}/resolve",
+        scopes=("operate",),
+        handler=post_resolve,
+        takes=RESOLUTION,
+        problems=("ATTEMPT_CHANGED", "HEARTBEAT_FRESH", "SNAPSHOT_CHANGED"),
+    ),
+)

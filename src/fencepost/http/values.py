@@ -1,0 +1,218 @@
+"""The values that several routes take: plain ones, and the nouns inside bodies.
+
+Each knows how it is read and what the API document shows of it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fencepost import errors, limits
+from fencepost.http import strictjson
+from fencepost.http.forms import Form, Member, Parser
+from fencepost.identifiers import (
+    IDENTIFIER_PATTERN,
+    OPERATION_ID_PATTERN,
+    Target,
+    TargetKind,
+    is_identifier,
+    is_owner_field,
+    is_well_formed,
+)
+from fencepost.journal import Head
+from fencepost.runs import Lineage, Owner
+
+
+def integer(low: int, high: int) -> Parser[int]:
+    def read(value: Any, name: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"{name!r} is an integer from {low} to {high}.")
+        return value
+
+    return Parser(read, {"type": "integer", "minimum": low, "maximum": high})
+
+
+def one_of(*choices: str) -> Parser[str]:
+    def read(value: Any, name: str) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError(f"{name!r} is one of {', '.join(choices)}.")
+        return value
+
+    return Parser(read, {"type": "string", "enum": [str(choice) for choice in choices]})
+
+
+def _boolean(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name!r} is true or false.")
+    return value
+
+
+def _identifier(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not is_identifier(value):
+        raise ValueError(f"{name!r} is 1–200 characters of A–Z a–z 0–9 . _ ~ - (not . or ..).")
+    return value
+
+
+def _owner_field(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not is_owner_field(value):
+        raise ValueError(f"{name!r} is a text of 1–1024 UTF-16 units without NUL.")
+    return value
+
+
+def _note(value: Any, name: str) -> str:
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value.strip()) <= len(value) <= limits.NOTE_CHARS_MAX
+        or "\0" in value
+        or not is_well_formed(value)
+    ):
+        raise ValueError(f"{name!r} is a text of 1–{limits.NOTE_CHARS_MAX} characters.")
+    return value
+
+
+def _hash_text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise ValueError(f"{name!r} is 64 lowercase hexadecimal digits.")
+    return value
+
+
+def _anything(value: Any, name: str) -> Any:
+    return value
+
+
+BOOLEAN = Parser(_boolean, {"type": "boolean"})
+IDENTIFIER = Parser(_identifier, {"type": "string", "pattern": f"^{IDENTIFIER_PATTERN}$"})
+OWNER_FIELD = Parser(
+    _owner_field,
+    {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": limits.OWNER_FIELD_UNITS_MAX,
+        "pattern": r"^[^\x00]*$",
+        "description": f"1–{limits.OWNER_FIELD_UNITS_MAX} UTF-16 units without NUL.",
+    },
+)
+NOTE = Parser(
+    _note,
+    {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": limits.NOTE_CHARS_MAX,
+        "pattern": r"^[^\x00]*[^\s\x00][^\x00]*$",
+        "description": "A text that is not blank, without NUL.",
+    },
+)
+OPERATION_ID: Parser[str] = Parser(
+    lambda value, name: str(value), {"type": "string", "pattern": f"^{OPERATION_ID_PATTERN}$"}
+)
+HASH = Parser(_hash_text, {"type": "string", "pattern": "^[0-9a-f]{64}$"})
+POSITIVE = integer(1, limits.INTEGER_MAX)
+COUNT = integer(0, limits.INTEGER_MAX)
+LEASE_MS = integer(limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
+
+
+# Any JSON value that strictjson takes; the integers are the point.
+_JSON = {"$ref": "#/components/schemas/Json"}
+ANYTHING = Parser(
+    _anything,
+    {
+        "anyOf": [
+            {"type": ["null", "boolean", "string"]},
+            {"type": "number", "minimum": -limits.INTEGER_MAX, "maximum": limits.INTEGER_MAX},
+            {"type": "array", "items": _JSON},
+            {"type": "object", "additionalProperties": _JSON},
+        ],
+        "description": (
+            "Any JSON value without integers beyond ±(2^53−1), duplicate members and lone "
+            "surrogates. Numbers with a fraction or an exponent may be as large as a double is."
+        ),
+    },
+    "Json",
+)
+
+
+def stored_json(bytes_max: int) -> Parser[str]:
+    """Any JSON value, as the text that is stored."""
+
+    def read(value: Any, name: str) -> str:
+        text = strictjson.dumps(value)
+        if len(text) * 4 > bytes_max < len(text.encode()):
+            raise too_large(name, bytes_max)
+        return text
+
+    about = f"At most {bytes_max} bytes of compact JSON."
+    return Parser(read, {"$ref": ANYTHING, "description": about})
+
+
+def too_large(name: str, bytes_max: int) -> errors.InvalidRequest:
+    return errors.InvalidRequest(
+        f"{name!r} is longer than {bytes_max} bytes. Nothing was written.", code="TOO_LARGE"
+    )
+
+
+# --- Nouns -------------------------------------------------------------------------------
+
+OWNER = Form(
+    "Owner",
+    Owner,
+    {"host_id": Member(OWNER_FIELD), "pid": Member(COUNT), "nonce": Member(OWNER_FIELD)},
+    about="The process that executes a run. Its nonce names this very process, or this attempt.",
+)
+
+
+def _target(kind: str, id: str, thread_id: str | None) -> Target:
+    if (kind == TargetKind.AGENT) != (thread_id is not None):
+        raise ValueError("A target of kind agent has a 'thread_id', a workflow has none.")
+    return Target(kind, id, thread_id)
+
+
+TARGET = Form(
+    "Target",
+    _target,
+    {
+        "kind": Member(one_of(*TargetKind)),
+        "id": Member(IDENTIFIER),
+        "thread_id": Member(IDENTIFIER, None),
+    },
+    {
+        "anyOf": [
+            {"properties": {"kind": {"const": "agent"}}, "required": ["thread_id"]},
+            {"properties": {"kind": {"const": "workflow"}, "thread_id": False}},
+        ]
+    },
+    "What a run executes. An agent has a thread, a workflow has none.",
+)
+
+LINEAGE = Form(
+    "Lineage",
+    Lineage,
+    {"id": Member(IDENTIFIER), "round": Member(COUNT)},
+    about="The rounds of one logical run.",
+)
+
+_CHANGE = "[a-z0-9](?:[a-z0-9-]{0,126}[a-z0-9])?"
+
+
+def _change(value: Any, name: str) -> str:
+    """A change, a stage, a provisional name."""
+    if not isinstance(value, str) or not re.fullmatch(_CHANGE, value):
+        raise ValueError(f"{name!r} is 1–128 of a–z 0–9 and, inside, hyphens.")
+    return value
+
+
+CHANGE = Parser(_change, {"type": "string", "pattern": f"^{_CHANGE}$"})
+
+
+HEAD = Form(
+    "Head",
+    Head,
+    {"sequence": Member(integer(1, limits.INTEGER_MAX - 1)), "hash": Member(HASH)},
+    about="The last event of a run's history.",
+)
+
+# --- Members of many bodies --------------------------------------------------------------
+
+BY_OWNER = Member(OWNER)
+EXPECTED_HEAD = Member(HEAD, None, "Where the run's history must end. One round trip less.")
+RESULT = Member(stored_json(limits.RESULT_BYTES_MAX), None)
