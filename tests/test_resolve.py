@@ -27,7 +27,7 @@ def abandoned(client: Client, sql: Sql) -> Json:
     return run
 
 
-def test_executed_settles_the_key_with_the_result(
+def test_a_key_resolved_as_executed_is_settled_with_the_result(
     client: Client, sql: Sql, abandoned: Json
 ) -> None:
     answer = resolve(client, abandoned, "executed", result={"charge": "ch_1"})
@@ -44,7 +44,7 @@ def test_executed_settles_the_key_with_the_result(
     assert client.finish(abandoned).json()["outcome"] == "fence_lost"
 
 
-def test_not_executed_lets_the_key_start_again_as_the_next_attempt(
+def test_a_key_resolved_as_not_executed_starts_again_as_the_next_attempt(
     client: Client, sql: Sql, abandoned: Json
 ) -> None:
     body = resolve(client, abandoned, "not_executed").json()
@@ -142,7 +142,7 @@ def test_a_start_that_was_never_owned_is_resolved_too(
     ],
     ids=lambda change: str(change)[:40],
 )
-def test_a_resolution_that_is_none_changes_nothing(
+def test_an_invalid_resolution_changes_nothing(
     client: Client, sql: Sql, abandoned: Json, change: Json
 ) -> None:
     before = sql.dump()

@@ -1,8 +1,8 @@
 """Claims: a tentative hold on a run, which is then activated into an ownership, or abandoned.
 
-While a claim stands, no other process can claim, own or steal the run. Activating it fails if the
-run has changed since. A claim that is older than the run's lease length can be recovered (removed)
-by another process that gives evidence about the claimant.
+While a claim stands, no other process can claim, own or steal the run. Activating it fails if
+the former owner has sent a heartbeat since. Another process can recover (remove) a claim that is
+older than the run's lease length, with evidence about the claimant.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _NO_CLAIM = (
     " claim_heartbeat_at_ms = NULL"
 )
 
-# Decides: this claim stands, and the run is as it was when it was made.
+# Decides: this claim stands, and the former owner has sent no heartbeat since it was made.
 _ACTIVATE = f"""
 UPDATE fencepost_runs SET status = 'running',
   owner_host_id = :host_id, owner_pid = :pid, owner_nonce = :nonce, generation = generation + 1,

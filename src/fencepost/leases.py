@@ -159,8 +159,7 @@ async def renew(
 ) -> tuple[StepOutcome, Operation | None]:
     """Let the lease hold for `ttl_ms` milliseconds from now; never shorter than before.
 
-    One round trip.
-    Losses, in order: fence_lost, lease_fenced. Raises NotFound and Fenced.
+    One round trip. Losses, in order: fence_lost, lease_fenced. Raises NotFound and Fenced.
     """
     won = StepOutcome.RENEWED
     return await _with_token(db, step, _RENEW, won, now_ms, lease_token=token, ttl_ms=ttl_ms)

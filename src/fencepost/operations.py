@@ -1,7 +1,7 @@
-"""Operations: named, leased, replayable steps inside a run: the row, and reading it.
+"""Operations: named, leased steps inside a run. The row, and reading it.
 
-What may be done to one, and by whom, is `leases`. Reads never write: a lease that lapsed is
-displayed as lapsed, and marked interrupted by the owner's next POST.
+`leases` has the verbs. Reads never write: an operation whose lease has lapsed is shown as lapsed,
+and a later POST of the owner marks it interrupted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OperationState(StrEnum):
 
 
 class StepOutcome(StrEnum):
-    """What became of a verb on an operation: the winners, then the losses."""
+    """The result of a verb on an operation: first the wins, then the losses."""
 
     ACQUIRED = "acquired"
     SHARED = "shared"
@@ -56,8 +56,10 @@ LOSSES = frozenset(
 
 
 class Operation(NamedTuple):
-    """A row of fencepost_operations. Times are ms of the database's clock; `now_ms` is that
-    clock at the reading. `lease_token` is that of the last lease, held or not.
+    """A row of fencepost_operations. Times are milliseconds of the database's clock.
+
+    `now_ms` is the time at which the row was read. `lease_token` is the token of the last lease,
+    which may have ended.
     """
 
     run_id: str
@@ -73,17 +75,17 @@ class Operation(NamedTuple):
 
     @property
     def lapsed(self) -> bool:
-        """Whether it runs under a lease that has ended; one that ends exactly now has not."""
+        """Whether it is running and its lease has ended. In its last millisecond it has not."""
         return self.lease_expires_at_ms is not None and self.lease_expires_at_ms < self.now_ms
 
     def held_under(self, token: str) -> bool:
-        """Whether the lease of this token holds."""
+        """Whether the lease with this token holds."""
         running = self.state is OperationState.RUNNING and not self.lapsed
         return running and self.lease_token == token
 
     @classmethod
     def from_row(cls, row: Row) -> Operation:
-        """Raises RowCorrupt for a row that breaks a rule; it is never repaired."""
+        """The operation of a row. Raises RowCorrupt for a row that breaks a rule."""
         check_row(TABLE, _RULES, row)
         return cls(
             row["run_id"],
@@ -116,7 +118,7 @@ _RULES: Rules = (
 
 
 class Step(NamedTuple):
-    """An operation as the owner of its run names it; `id` is in lower case."""
+    """Which operation, of which run, for which owner. `id` is in lower case."""
 
     run_id: str
     viewer: Principal | None
@@ -125,12 +127,12 @@ class Step(NamedTuple):
 
     @property
     def params(self) -> dict[str, Parameter]:
-        """What every write binds: the run, who sees it, its owner, and the operation."""
+        """Values that every write binds: the run, its viewer, its owner, and the operation."""
         run: dict[str, Parameter] = {"run_id": self.run_id, **scope(self.viewer)}
         return {**run, **self.owner.params, "operation_id": self.id}
 
 
-# The run without its state and result, which no operation needs.
+# The run without its state and result, which are not needed here.
 _READ_RUN = f"""
 SELECT fencepost_runs.*, COALESCE(:now_ms, {NOW_MS}) AS now_ms FROM fencepost_runs
 WHERE run_id = :run_id AND {VISIBLE}
@@ -153,7 +155,7 @@ def _reads(
 async def read(
     db: Database, run_id: str, viewer: Principal | None, id: str, *, now_ms: int | None = None
 ) -> Operation:
-    """The operation. Raises NotFound for a run or an operation that is not there."""
+    """The operation. Raises NotFound if the run or the operation does not exist."""
     try:
         results = await db.read(_reads(run_id, viewer, id, now_ms))
     except errors.MissingTable:
@@ -170,14 +172,14 @@ def not_found() -> errors.NotFound:
 
 
 class ReadBack(NamedTuple):
-    """What a verb left behind, read back in its batch."""
+    """The rows after a verb, read back in the same batch."""
 
     run: Run
     operation: Operation | None
     gate: Fence
 
     def require_ours(self, step: Step) -> bool:
-        """Whether the run runs under the owner who asks. Raises Fenced."""
+        """Whether the run is running and the owner who asks holds it. Raises Fenced."""
         self.gate.require_existing_run(step.run_id)
         return self.run.status is RunStatus.RUNNING and self.run.owner == step.owner
 
@@ -193,10 +195,10 @@ async def verb(
 ) -> ReadBack:
     """Run a verb's statements, which write `token`, and read run, operation and fence back.
 
-    One batch; without statements a read. Whether the verb won is for its token to say.
+    One batch; without statements it only reads. The verb won if the row read back has `token`.
 
-    Raises NotFound when the run is not there, or is another principal's; MissingTable when the
-    run is there and the table is not.
+    Raises NotFound when the run does not exist or is another principal's, and MissingTable when
+    the run exists and the table of operations does not.
     """
     reads = [*_reads(step.run_id, step.viewer, step.id, now_ms), fence.read_statement()]
     receipt = Statement(_RECEIPT, run_id=step.run_id, operation_id=step.id, token=token)

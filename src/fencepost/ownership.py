@@ -107,8 +107,9 @@ async def own(
 ) -> tuple[Outcome, Run]:
     """Own a run that waits for an owner, or whose owner's lease lapsed. One round trip.
 
-    `lease_ms` (milliseconds) None keeps the lease length of the run. Losses, in order: already_claimed, heartbeat_fresh,
-    evidence_required, snapshot_changed. Raises NotFound and Fenced.
+    `lease_ms` (milliseconds) None keeps the lease length of the run. Losses, in order:
+    already_claimed, heartbeat_fresh, evidence_required, snapshot_changed. Raises NotFound and
+    Fenced.
     """
     token = mint_token()
     kind, expected = (None, None) if evidence is None else evidence

@@ -1,8 +1,8 @@
-"""Resolving a start that was abandoned: an operator says whether it executed.
+"""Resolving an abandoned start: an operator says whether it executed.
 
-Only for a start whose run is running under a lease that has ended, or was never owned. The
-operator answers for the truth of it; who, when, what and why go into the audit in the same
-batch. Afterwards the key replays, or starts again as the next attempt.
+A start is abandoned if its run is running and the lease has ended, or if its run never had an
+owner. Nothing checks what the operator says. Who, when, what and why are audited in the same batch.
+Afterwards the key replays, or can be started again as the next attempt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 
 class Resolution(NamedTuple):
-    """What the operator says. `result_json` belongs to `executed`."""
+    """What the operator says. `result_json` is only for `executed`."""
 
     decision: Verdict
     attempt: int
@@ -37,8 +37,8 @@ class Resolution(NamedTuple):
         return str(self.decision) if self.decision is Verdict.EXECUTED else None
 
 
-# Decides: the reservation is started, in this attempt, and its run is abandoned (no run, never
-# owned, or running under a lease that has ended) with its history where it was read.
+# Decides: the reservation is started, in this attempt; its run is abandoned (no run, never owned,
+# or its lease has ended); and the history has no later event.
 _AUDIT_RESOLVE = f"""
 INSERT {audit.INTO}
 SELECT 'resolve', :principal_kind, :principal_id, held.key, :note,
@@ -54,7 +54,7 @@ WHERE held.key = :key AND held.state = 'started' AND held.attempt = :attempt AND
 RETURNING sequence
 """
 
-# The rest decides nothing: guarded by the audit row.
+# The statements below decide nothing: guarded by the audit row.
 _RESOLVE_RESERVATION = f"""
 UPDATE fencepost_reservations SET
   state = CASE WHEN :outcome IS NULL THEN 'reserved' ELSE 'terminal' END,
@@ -72,7 +72,7 @@ WHERE run_id = :run_id AND key <> :key AND state <> 'terminal' AND :outcome IS N
   AND {audit.last_is(":token")}
 """
 
-# Names the owner whose lease ended; nothing if the run was never owned.
+# Records the owner whose lease ended. No row if the run was never owned.
 _EXPIRED = f"""
 INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
   generation, granted_at_ms, write_token, at_ms)
@@ -109,12 +109,12 @@ async def resolve(
     resolution: Resolution,
     now_ms: int | None = None,
 ) -> tuple[Outcome, Reservation, Run | None]:
-    """Settle what happened to an abandoned start. Two round trips; the fence does not gate it.
+    """Resolve an abandoned start. Two round trips. The fence does not gate it.
 
-    `executed`: the reservation is terminal and the run completed, with the result if given.
-    `not_executed`: reserved again, attempt + 1, the run pending. Losses, in order:
-    attempt_changed (another operator, or the owner, was first), heartbeat_fresh (the owner is
-    alive), snapshot_changed. Raises NotFound.
+    `executed`: the reservation becomes terminal and the run completed, with the result if given.
+    `not_executed`: the key is reserved again, the attempt counts up by one, the run is pending.
+    Losses, in order: attempt_changed (another operator, or the owner, was first), heartbeat_fresh
+    (the owner's lease holds), snapshot_changed. Raises NotFound.
     """
     for _ in range(limits.RACE_ATTEMPTS_MAX):
         held, run = await reservation.find(db, key, None, now_ms)

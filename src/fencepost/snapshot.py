@@ -1,7 +1,6 @@
-"""Runs as they are stored: reading them, listing them, waiting for their end.
+"""Reading runs, listing them, waiting for their end; and the batch that every verb on a run uses.
 
-The row itself is defined in `runs`. Who may own one, and for how long, is `ownership`; moving
-one along its life is `transition`.
+`runs` defines the row, `ownership` and `claims` who may own it, `transition` how it moves.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
-# A principal sees its own runs; without a viewer (scope `operate`) all are seen.
+# A principal sees its own runs. Without a viewer (scope `operate`) all runs are visible.
 VISIBLE = "(:viewer_kind IS NULL OR (principal_kind = :viewer_kind AND principal_id = :viewer_id))"
 
 _READ = f"""
@@ -27,17 +26,17 @@ WHERE run_id = :run_id AND {VISIBLE}
 
 
 def read_statement(run_id: str, viewer: Principal | None, now_ms: int | None = None) -> Statement:
-    """One row or none, for `Run.from_row`. `viewer` None sees every principal's runs."""
+    """Returns one row or none, for `Run.from_row`. `viewer` None sees every run."""
     return Statement(_READ, run_id=run_id, **scope(viewer), now_ms=now_ms)
 
 
 def scope(viewer: Principal | None) -> dict[str, str | None]:
-    """The parameters of VISIBLE; None sees every principal's runs."""
+    """The parameters of VISIBLE. `viewer` None sees every principal's runs."""
     kind, id = (None, None) if viewer is None else viewer
     return {"viewer_kind": kind, "viewer_id": id}
 
 
-# Shows the run of a key; the reservation itself says who may see it.
+# The run of a key. Who may see it is checked by the principal of the reservation.
 _READ_BY_KEY = f"""
 SELECT run.*, content.state, content.result, COALESCE(:now_ms, {NOW_MS}) AS now_ms
 FROM fencepost_reservations JOIN fencepost_runs AS run USING (run_id)
@@ -47,12 +46,12 @@ WHERE key = :key
 
 
 def read_by_key(key: str, now_ms: int | None = None) -> Statement:
-    """The run that a key means, of whatever principal: one row or none, for `Run.from_row`."""
+    """The run of a key, of any principal. Returns one row or none, for `Run.from_row`."""
     return Statement(_READ_BY_KEY, key=key, now_ms=now_ms)
 
 
 async def read(db: Database, run_id: str, viewer: Principal | None) -> Run:
-    """The run with state and result. Raises NotFound, also for another principal's run."""
+    """The run, with state and result. Raises NotFound, also for another principal's run."""
     try:
         [result] = await db.read([read_statement(run_id, viewer)])
     except errors.MissingTable:
@@ -61,7 +60,7 @@ async def read(db: Database, run_id: str, viewer: Principal | None) -> Run:
 
 
 def found(result: Result) -> Run:
-    """The run in what a read statement returned, or NotFound."""
+    """The run that a read statement returned. Raises NotFound if there is none."""
     if not result.rows:
         raise not_found()
     return Run.from_row(result.rows[0])
@@ -72,15 +71,15 @@ def not_found() -> errors.NotFound:
 
 
 def contended() -> errors.Unavailable:
-    """A race for the head of a history that was lost too often, by a caller without one."""
+    """The error when other events got into a history first, too often."""
     return errors.Unavailable(
-        "Others keep adding to this history. Nothing was written; send it again.",
+        "Other events were added to this history first. Nothing was written; send it again.",
         retry_after_s=1,
     )
 
 
 async def wait_for_end(db: Database, run_id: str, viewer: Principal | None, wait_s: float) -> Run:
-    """The run once it ended, or as it is after `wait_s` seconds."""
+    """The run, once it has ended or `wait_s` seconds have passed. Raises NotFound."""
     patience = Patience(wait_s)
     run = await read(db, run_id, viewer)
     while not run.ended and await patience.pause():
@@ -89,7 +88,7 @@ async def wait_for_end(db: Database, run_id: str, viewer: Principal | None, wait
 
 
 class Patience:
-    """Ever longer pauses (limits.WAIT_PAUSES_S) that add up to `total_s` seconds."""
+    """Pauses (limits.WAIT_PAUSES_S) that grow and add up to `total_s` seconds."""
 
     def __init__(self, total_s: float) -> None:
         self._left_s = total_s
@@ -97,7 +96,7 @@ class Patience:
         self._pause_s = 0.0
 
     async def pause(self) -> bool:
-        """Sleep a little; False, at once, when patience has run out."""
+        """Sleep for the next pause. False, at once, when the time is used up."""
         if self._left_s <= 0:
             return False
         self._pause_s = next(self._pauses_s, self._pause_s)
@@ -137,10 +136,11 @@ async def page(
     after: tuple[str, str, str] | None,
     limit: int,
 ) -> list[Run]:
-    """Runs without state and result, oldest first; of all principals and one status: grouped
-    by principal. `after` is (principal kind, principal id, run id) of the last run seen.
+    """At most `limit` runs, without state and result, oldest first.
 
-    A keyset page: runs that come or go meanwhile move no other run. Not a point in time.
+    With a status, and for all principals, they are grouped by principal. `after` is (principal
+    kind, principal id, run id) of the last run seen. A keyset page: new or deleted runs do not
+    shift the others. Not guaranteed: that all pages show the same point in time.
     """
     try:
         [result] = await db.read([_page_statement(viewer, status, after or ("", "", ""), limit)])
@@ -164,8 +164,8 @@ def _page_statement(
     return Statement(_PAGE_BY_STATUS, status=status, after_kind=kind, after_id=id, **place)
 
 
-# Decides: whether a write to a run landed. Its token is in the row; or, if somebody has written
-# since, in the fact or in the event (at `:sequence`, if it has one) that it left behind.
+# A row if a write to a run committed. Its token is in the run row; or, if the run was written
+# since, in the fact or the event (at `:sequence`, if it has one) of that write.
 _RECEIPT = """
 SELECT 1 AS landed WHERE EXISTS (
     SELECT 1 FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token)
@@ -176,7 +176,7 @@ SELECT 1 AS landed WHERE EXISTS (
 
 
 def receipt(run_id: str, token: str, sequence: int | None = None) -> Statement:
-    """The receipt of a write to a run; `sequence` is that of its event, if it has one."""
+    """The receipt of a write to a run. `sequence`: that of its event, if it has one."""
     return Statement(_RECEIPT, run_id=run_id, token=token, sequence=sequence)
 
 
@@ -191,8 +191,9 @@ async def verb(
 ) -> tuple[bool, Run, Fence]:
     """Run a verb's statements, which write `token`, and read run and fence back, in one batch.
 
-    Whether the first statement returned a row, the run afterwards, and the fence. Raises
-    NotFound when the run is not there, or is another principal's. Without statements: a read.
+    Returns whether the first statement returned a row, the run afterwards, and the fence. Without
+    statements it only reads. Raises NotFound when the run does not exist or is another
+    principal's, and the StorageErrors of `writes.write`.
     """
     reads = [read_statement(run_id, viewer, now_ms), fence.read_statement()]
     intent = writes.Write(statements, reads, receipt(run_id, token, sequence))

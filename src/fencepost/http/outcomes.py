@@ -1,4 +1,4 @@
-"""What an outcome answers: decisions of a start and outcomes of verbs, as replies and errors."""
+"""The replies and errors for the decisions of a start and the outcomes of verbs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def start_reply(decision: Decision, seen: Seen) -> Reply[shown.StartAnswerJson]:
-    """201 for a start of now, 200 for one's own retry or a replay. Raises the refusals."""
+    """201 for a new start, 200 for a retry by the same owner or a replay; raises the refusals."""
     if decision is Decision.STARTED:
         reply = _start_body("started", seen)
         reply.status = 201 if seen.created else 200
@@ -34,10 +34,10 @@ def start_reply(decision: Decision, seen: Seen) -> Reply[shown.StartAnswerJson]:
     if decision is Decision.FENCED:
         raise seen.fence.refusal()
     if decision is Decision.RESERVED:
-        raise errors.Unavailable("Others keep winning the race for this key; send it again.")
+        raise errors.Unavailable("Other requests for this key came first. Nothing was written.")
     if decision is Decision.LOOKUP_CONFLICT:
         raise Conflict(
-            "The names of this subject lead to different runs. Nothing was written.",
+            "The names of this subject belong to different runs. Nothing was written.",
             code="RUN_LOOKUP_CONFLICT",
         )
     assert seen.reservation is not None
@@ -71,7 +71,7 @@ def _owner_mismatch(held: Reservation) -> FencepostError:
 
 def _target_mismatch(held: Reservation) -> FencepostError:
     return Conflict(
-        "This key was used for another target. That start is unharmed.",
+        "This key was used for another target. Nothing was written.",
         code="START_TARGET_MISMATCH",
         target=serialize.target_json(held.target),
     )
@@ -79,21 +79,21 @@ def _target_mismatch(held: Reservation) -> FencepostError:
 
 def _input_mismatch(held: Reservation) -> FencepostError:
     return Conflict(
-        "This key was used with another input or lineage. That start is unharmed.",
+        "This key was used with another input or lineage. Nothing was written.",
         code="START_INPUT_MISMATCH",
     )
 
 
 def _subject_mismatch(held: Reservation) -> FencepostError:
     return Conflict(
-        "This key was used with another subject. That start is unharmed.",
+        "This key was used with another subject. Nothing was written.",
         code="OPERATION_ID_CONFLICT",
     )
 
 
 def _already_settled(held: Reservation) -> FencepostError:
     return Conflict(
-        "The run of this key has ended and its record was purged; it will not run again.",
+        "The run of this key has ended and was purged. It does not run again.",
         code="START_ALREADY_SETTLED",
         run_id=held.run_id,
     )
@@ -101,11 +101,11 @@ def _already_settled(held: Reservation) -> FencepostError:
 
 def _unresolvable(held: Reservation) -> FencepostError:
     return Conflict(
-        "The run was started and may have executed, and nobody is executing it now. It is not run "
-        f"again by itself. Another process may take it over, with evidence that its owner is dead: "
-        f"POST /v1/runs/{held.run_id}/own. An operator may settle what happened: POST "
-        f"/v1/starts/{held.key}/resolve. What is known of it: GET /v1/runs/{held.run_id}. The same "
-        "key answers again once the run is owned or settled.",
+        "The run was started and may have executed. No owner holds a lease on it now. It does not "
+        "start again by itself. Another process can own it, with "
+        f"evidence that its owner is dead: POST /v1/runs/{held.run_id}/own. An operator can say "
+        f"whether it executed: POST /v1/starts/{held.key}/resolve. Its state: GET "
+        f"/v1/runs/{held.run_id}. Until then the key gets this answer.",
         code="START_UNRESOLVABLE",
         run_id=held.run_id,
         attempt=held.attempt,
@@ -136,7 +136,7 @@ def _pending(run: Run) -> Conflict:
 
 
 def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply[shown.SettledJson]:
-    """A start that was released or resolved."""
+    """The reply for a start that was released or resolved."""
     body: shown.SettledJson = {
         "outcome": outcome,
         "reservation": serialize.reservation_json(held),
@@ -156,7 +156,7 @@ def verb_reply(outcome: Outcome, run: Run) -> Reply[shown.VerbAnswerJson]:
 
 
 def loss(outcome: Outcome, run: Run | None, **members: Any) -> Conflict:
-    """A verb that lost: 409, the outcome named, the run without state and result."""
+    """The 409 of a loss, with the outcome, and the run without state and result."""
     code = outcome.upper()
     return Conflict(
         f"{PROBLEMS[code].meaning} Nothing was written.",

@@ -1,4 +1,4 @@
-"""Starts: what a key begins, what became of it, releasing and resolving it."""
+"""Starts: starting a run by its key, reading a start, releasing it, resolving it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _INPUT = stored_json(limits.STATE_BYTES_MAX)
 
 
 class StartBody(NamedTuple):
-    """The body of a start, as the form below has read it."""
+    """The body of a start."""
 
     target: Target
     input: Any
@@ -97,8 +97,9 @@ class StartBody(NamedTuple):
     subject: Subject | None
 
     def attempt(self, key: str, principal: Principal) -> Attempt:
-        """What `principal` asks under `key`. Without an owner one is minted, whose nonce nobody
-        else knows.
+        """The attempt of `principal` under `key`. Without an owner in the body, one is made.
+
+        Its nonce is random, so that no other process can act as this owner.
         """
         return Attempt(
             key=key,
@@ -155,8 +156,8 @@ RESOLUTION = Form(
     _resolution,
     {
         "decision": Member(one_of(*Verdict)),
-        "attempt": Member(POSITIVE, about="The attempt that was looked at."),
-        "note": Member(NOTE, about="Why; for the audit."),
+        "attempt": Member(POSITIVE, about="The attempt that the operator has examined."),
+        "note": Member(NOTE, about="The reason, for the audit."),
         "result": RESULT,
     },
     {
@@ -172,7 +173,7 @@ RESOLUTION = Form(
 
 
 async def post_start(request: Request, body: StartBody) -> Reply[shown.StartAnswerJson]:
-    """Start the run that the key names, or answer with the run that it started before."""
+    """Start the run that the key names, or answer with the run that it already has."""
     wait_s = queries.PREFER_WAIT.of(request)
     attempt = body.attempt(queries.IDEMPOTENCY_KEY.of(request), request.sender)
     decision, seen = await starts.start(request.db, attempt, wait_s=wait_s)
@@ -183,7 +184,7 @@ async def post_start(request: Request, body: StartBody) -> Reply[shown.StartAnsw
 
 
 async def get_start(request: Request, _: None) -> Reply[shown.SeenStartJson]:
-    """The reservation of a key and its run."""
+    """Read the reservation of a key, and its run."""
     held, run = await reservation.find(request.db, request.params["key"], request.viewer)
     body: shown.SeenStartJson = {
         "reservation": serialize.reservation_json(held),
@@ -202,7 +203,7 @@ async def post_release(request: Request, body: ReleaseBody) -> Reply[shown.Settl
 
 
 async def post_resolve(request: Request, resolution: Resolution) -> Reply[shown.SettledJson]:
-    """Settle an abandoned start: say whether it executed."""
+    """Resolve an abandoned start: say whether it executed."""
     outcome, held, run = await resolve.resolve(
         request.db, request.params["key"], request.sender, resolution
     )
