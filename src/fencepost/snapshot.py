@@ -94,14 +94,15 @@ async def wait_for_end(db: Database, run_id: str, viewer: Principal | None, wait
 class Patience:
     """Ever longer pauses (limits.WAIT_PAUSES_S) that add up to `total_s` seconds."""
 
-    def __init__(self, total_s: float) -> None:
+    def __init__(self, total_s: float, gone: Callable[[], bool] = lambda: False) -> None:
         self._left_s = total_s
+        self._gone = gone
         self._pauses_s = iter(limits.WAIT_PAUSES_S)
         self._pause_s = 0.0
 
     async def pause(self) -> bool:
         """Sleep a little; False, at once, when patience has run out."""
-        if self._left_s <= 0:
+        if self._left_s <= 0 or self._gone():
             return False
         self._pause_s = next(self._pauses_s, self._pause_s)
         await asyncio.sleep(min(self._pause_s, self._left_s))

@@ -20,6 +20,7 @@ T = TypeVar("T")
 class Request:
     """One HTTP request. `header` takes any case of a name; the body is read on demand, once.
 
+    `gone` says whether the client has hung up, where the runtime knows it.
     `params`, `principal`, `scopes` and `named` (the headers that the route declares, read) are
     set by the dispatch before a handler runs.
     """
@@ -31,6 +32,7 @@ class Request:
     read_body: Callable[[], Awaitable[bytes]]
     db: Database
     setting: Callable[[str], str | None]
+    gone: Callable[[], bool] = lambda: False
     params: dict[str, str] = field(default_factory=dict)
     principal: Principal | None = None
     scopes: frozenset[str] = frozenset()
