@@ -234,10 +234,10 @@ class ReadBack(NamedTuple):
         return self.run.held_by(step.owner, step.generation)
 
 
-class Attempt(NamedTuple):
-    """A verb's statements. The one with index `decides` returns WON if it won.
+class StepWrite(NamedTuple):
+    """One attempt of a verb: its statements. The one with index `decides` returns WON if it won.
 
-    `receipt` returns a row if the attempt has landed. `could_win` judges what was read back after
+    `receipt` returns a row if it has landed. `could_win` judges what was read back after
     a lost reply, if the run is still held by whoever asks.
     """
 
@@ -279,10 +279,10 @@ def event_receipt(step: Step, token: str, sequence: int) -> Statement:
     return Statement(_RECEIPT_OF_EVENT, run_id=step.run_id, sequence=sequence, token=token)
 
 
-async def verb(db: Database, step: Step, attempt: Attempt | None, now_ms: int | None) -> ReadBack:
-    """Run a verb's attempt, and read run, operation and fence back, in one batch.
+async def verb(db: Database, step: Step, write: StepWrite | None, now_ms: int | None) -> ReadBack:
+    """Run one attempt of a verb, and read run, operation and fence back, in one batch.
 
-    Without an attempt a read. Raises NotFound when the run is not there, or is another
+    Without a write it only reads. Raises NotFound when the run is not there, or is another
     principal's; MissingTable when the run is there and the table is not.
     """
     taken = Statement(_TAKEN, run_id=step.run_id, **holder(step.owner, step.generation))
@@ -290,15 +290,15 @@ async def verb(db: Database, step: Step, attempt: Attempt | None, now_ms: int | 
     reads += [fence.read_statement(), taken]
 
     def could_win(seen: list[Result]) -> bool:
-        if attempt is None or not seen[0].rows:
+        if write is None or not seen[0].rows:
             return False
         back = _read_back([], seen)
-        return back.run.held_by(step.owner, step.generation) and attempt.could_win(back)
+        return back.run.held_by(step.owner, step.generation) and write.could_win(back)
 
     try:
-        if attempt is None:
+        if write is None:
             return _read_back([], await db.read(reads))
-        statements, receipt, _, decides = attempt
+        statements, receipt, _, decides = write
         written = await writes.write(
             db, writes.Write(statements, reads, receipt, decides=decides, could_win=could_win)
         )
