@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from helpers import Client, Json, Sql, a_start, an_owner, round_trips
+from collections.abc import Callable
+
+import pytest
+
+from helpers import Client, Json, Sql, a_start, acquired, an_owner, new_key, round_trips
 
 
 def release(client: Client, run: Json, owner: Json | None = None) -> Json:
@@ -87,3 +91,164 @@ def test_a_pending_run_that_somebody_owns_directly_is_not_started_twice(client: 
     assert client.start(run["key"]).json()["code"] == "START_PENDING"
     client.finish({**run, "owner": rival}, result=1).raise_for_status()
     assert client.start(run["key"]).json()["run"]["result"] == 1
+
+
+# --- What was begun is never given back --------------------------------------------------
+
+
+def taken_over(client: Client, sql: Sql, run: Json) -> Json:
+    """The run, held by another process that gave evidence."""
+    sql.lapse(run["run_id"])
+    thief = an_owner()
+    evidence = {"kind": "lease-expired", "expected_owner": run["owner"]}
+    body = {"owner": thief, "evidence": evidence}
+    client.post(f"/v1/runs/{run['run_id']}/own", body).raise_for_status()
+    return {**run, "owner": thief}
+
+
+def checkpointed(client: Client, sql: Sql, run: Json) -> Json:
+    client.finish(run, "running", state={"page": 1}).raise_for_status()
+    return run
+
+
+def noted(client: Client, sql: Sql, run: Json) -> Json:
+    client.post(f"/v1/runs/{run['run_id']}/events", {"type": "noted"}).raise_for_status()
+    return run
+
+
+def leased(client: Client, sql: Sql, run: Json) -> Json:
+    acquired(client, run)
+    return run
+
+
+def committed(client: Client, sql: Sql, run: Json) -> Json:
+    token = acquired(client, run)["lease"]["token"]
+    client.operation(run, "commit", token=token, outcome=1).raise_for_status()
+    return run
+
+
+def bound(client: Client, sql: Sql, run: Json) -> Json:
+    binding = {"gate": "a", "revision": 1, "receipt_hash": "0" * 64}
+    client.verb(run, "bindings", bindings=[binding]).raise_for_status()
+    return run
+
+
+def suspended_and_owned(client: Client, sql: Sql, run: Json) -> Json:
+    client.finish(run, "suspended").raise_for_status()
+    client.verb(run, "own").raise_for_status()
+    return run
+
+
+def acknowledged(client: Client, sql: Sql, run: Json) -> Json:
+    client.post(f"/v1/runs/{run['run_id']}/cancel", {}).raise_for_status()
+    client.verb(run, "acknowledge-cancel").raise_for_status()
+    return run
+
+
+def owned_anew(client: Client, sql: Sql, run: Json) -> Json:
+    """By the very same process, after its lease lapsed: a generation that no start granted."""
+    sql.lapse(run["run_id"])
+    client.verb(run, "own").raise_for_status()
+    return run
+
+
+BEGUN: dict[str, Callable[[Client, Sql, Json], Json]] = {
+    "taken over": taken_over,
+    "checkpoint": checkpointed,
+    "event": noted,
+    "step leased": leased,
+    "step committed": committed,
+    "delivery bound": bound,
+    "suspended and owned again": suspended_and_owned,
+    "cancel acknowledged": acknowledged,
+    "owned anew by the same process": owned_anew,
+}
+
+
+@pytest.mark.parametrize("begun", BEGUN)
+def test_a_start_whose_attempt_recorded_anything_is_never_given_back(
+    client: Client, sql: Sql, begun: str
+) -> None:
+    run = BEGUN[begun](client, sql, client.started())
+    before = sql.dump()
+    path = f"/v1/starts/{run['key']}/release"
+    answer = client.post(path, {"owner": run["owner"]})
+    assert (answer.status_code, answer.json()["code"]) == (409, "WORK_RECORDED")
+    assert answer.json()["retry"] == "never"
+    assert sql.dump() == before
+    again = client.start(run["key"], a_start(owner=an_owner()))
+    assert again.json()["code"] == "START_PENDING"
+
+
+def test_heartbeats_record_nothing_and_do_not_stand_in_the_way(client: Client) -> None:
+    run = client.started()
+    for verb in ("heartbeat", "reconfirm", "heartbeat"):
+        client.verb(run, verb).raise_for_status()
+    assert release(client, run)["outcome"] == "released"
+
+
+def test_what_an_earlier_attempt_recorded_does_not_hold_a_later_one(
+    client: Client, sql: Sql
+) -> None:
+    run = client.started()
+    acquired(client, run)
+    sql.lapse(run["run_id"])
+    operator = client.as_("operator")
+    seen = operator.get(f"/v1/starts/{run['key']}").json()["seen"]
+    said = {"decision": "not_executed", "seen": seen, "note": "n"}
+    operator.post(f"/v1/starts/{run['key']}/resolve", said).raise_for_status()
+    second = client.start(run["key"], a_start(owner=an_owner())).json()["run"]
+    assert release(client, {**run, **second})["reservation"]["attempt"] == 3
+
+
+def test_a_stale_generation_releases_nothing(client: Client, sql: Sql) -> None:
+    run = client.started()
+    before = sql.dump()
+    path = f"/v1/starts/{run['key']}/release"
+    answer = client.post(path, {"owner": run["owner"], "generation": 2})
+    assert answer.json()["code"] == "FENCE_LOST"
+    assert sql.dump() == before
+    assert client.post(path, {"owner": run["owner"], "generation": 1}).status_code == 200
+
+
+def test_a_released_start_whose_cancel_was_requested_ends_cancelled(client: Client) -> None:
+    run = client.started()
+    client.post(f"/v1/runs/{run['run_id']}/cancel", {}).raise_for_status()
+    body = release(client, run)
+    assert body["run"]["status"] == "cancelled"
+    held = body["reservation"]
+    assert (held["state"], held["outcome"], held["attempt"]) == ("terminal", "cancelled", 1)
+    replay = client.start(run["key"])
+    assert replay.headers["Idempotent-Replayed"] == "true"
+    assert client.get(f"/v1/runs/{run['run_id']}/integrity").json()["intact"] is True
+
+
+def test_a_key_that_joined_a_run_does_not_release_it(client: Client, sql: Sql) -> None:
+    subject = {"stage": "build", "change": new_key("change")}
+    run = client.started(subject=subject)
+    joined = new_key()
+    client.start(joined, a_start(subject=subject)).raise_for_status()
+    before = sql.dump()
+    answer = client.post(f"/v1/starts/{joined}/release", {"owner": run["owner"]})
+    assert (answer.status_code, answer.json()["code"]) == (409, "KEY_JOINED")
+    assert sql.dump() == before
+
+
+def test_a_claim_that_stood_ends_with_the_release_and_its_fact_says_so(
+    client: Client, sql: Sql
+) -> None:
+    run = client.started()
+    sql.lapse(run["run_id"])
+    thief = an_owner()
+    evidence = {"kind": "lease-expired", "expected_owner": run["owner"]}
+    steal = {"owner": thief, "evidence": evidence}
+    client.post(f"/v1/runs/{run['run_id']}/steal", steal).raise_for_status()
+    client.verb(run, "heartbeat").raise_for_status()
+    assert release(client, run)["run"]["claim"] is None
+    facts = client.get(f"/v1/runs/{run['run_id']}/ownership").json()["items"]
+    assert [(f["type"], f["owner"]["nonce"]) for f in facts] == [
+        ("activated", run["owner"]["nonce"]),
+        ("stolen", thief["nonce"]),
+        ("released", thief["nonce"]),
+        ("released", run["owner"]["nonce"]),
+    ]

@@ -12,11 +12,22 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from fencepost import errors, fence, journal, limits
-from fencepost.fence import Fence
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
-from fencepost.runs import Outcome, Owner, Run
-from fencepost.snapshot import VISIBLE, found, not_found, read_statement, receipt, scope
+from fencepost.ownership import HELD_BY, holder
+from fencepost.runs import Outcome, Owner, VerbResult
+from fencepost.snapshot import (
+    VISIBLE,
+    RunReadBack,
+    contended,
+    found,
+    not_found,
+    read_back,
+    read_back_statements,
+    read_statement,
+    scope,
+    write_receipt,
+)
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database
 from fencepost.storage.rows import Row, Rules, check_row
@@ -91,8 +102,7 @@ def _is_object(text: str) -> bool:
 class Bound(NamedTuple):
     """`bindings`: those of the request, as stored; after a conflict, the one that is stored."""
 
-    outcome: Outcome
-    run: Run
+    result: VerbResult
     bindings: list[Binding]
 
 
@@ -102,7 +112,7 @@ _BIND = f"""
 UPDATE fencepost_runs SET head_sequence = :sequence, head_hash = :hash, write_token = :token,
   updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id = :run_id AND {VISIBLE}
-  AND status = 'running' AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce
+  AND status = 'running' AND {HELD_BY}
   AND head_sequence = :prior_sequence AND head_hash = :prior_hash
   AND NOT EXISTS (
     SELECT 1 FROM json_each(:bindings) CROSS JOIN fencepost_bindings AS held
@@ -146,13 +156,16 @@ def _rows_json(bindings: Iterable[Binding]) -> str:
 def bind_statements(
     run_id: str,
     viewer: Principal | None,
-    owner: Owner,
+    who: dict[str, Parameter],
     bindings: list[Binding],
     head: Head,
     token: str,
     now_ms: int | None,
 ) -> list[Statement]:
-    """Write all of `bindings`, each with its event, or none. The first returns a row if it won."""
+    """All of `bindings`, each with its event, or none; the first returns one row if it won.
+
+    `who`: the parameters of ownership.HELD_BY.
+    """
     events: list[Event] = []
     for binding in bindings:
         last = events[-1].head if events else head
@@ -162,7 +175,7 @@ def bind_statements(
     chain: dict[str, Parameter] = {"sequence": last.sequence, "hash": last.hash}
     chain |= {"prior_sequence": head.sequence, "prior_hash": head.hash}
     return [
-        Statement(_BIND, **write, **scope(viewer), **owner.params, **chain, now_ms=now_ms),
+        Statement(_BIND, **write, **scope(viewer), **who, **chain, now_ms=now_ms),
         Statement(_STORE, **write),
         *[journal.append_statement(run_id, token, event) for event in events],
     ]
@@ -175,6 +188,7 @@ async def bind(
     owner: Owner,
     bindings: list[Binding],
     *,
+    generation: int | None = None,
     expected_head: Head | None = None,
     now_ms: int | None = None,
 ) -> Bound:
@@ -182,67 +196,70 @@ async def bind(
 
     `bindings` has at least one item, and no two with the same revision and gate. Wins: bound;
     replayed, if all of them were bound before (whatever the head). Losses, in order: fence_lost,
-    delivery_revision_conflict, head_changed. One round trip with an expected head if all or none
-    of them are new, two without. Raises NotFound and Fenced.
+    delivery_revision_conflict, head_changed (against an expected head). One round trip with an
+    expected head if all or none of them are new, two without. Raises NotFound and Fenced, and
+    Unavailable after lost races without an expected head.
     """
     # Without an expected head the first batch only reads. With one it assumes that all are new.
     new, head = (bindings, expected_head) if expected_head else ([], journal.GENESIS)
+    who = holder(owner, generation)
     for _ in range(1 + limits.RACE_ATTEMPTS_MAX):
-        who, token = (run_id, viewer, owner), mint_token()
-        statements = bind_statements(*who, new, head, token, now_ms) if new else []
-        reads = _reads(run_id, viewer, bindings, now_ms)
-        won, run, gate, held = await _attempt(db, run_id, statements, reads, token)
-        if won:
-            return Bound(Outcome.BOUND, run, held)
-        gate.require_existing_run(run_id)
-        loss = _loss(run, owner, bindings, held)
+        token = mint_token()
+        statements = bind_statements(run_id, viewer, who, new, head, token, now_ms) if new else []
+        back, held = await _attempt(db, run_id, viewer, statements, bindings, token, now_ms)
+        if back.won:
+            return Bound(back.effect(Outcome.BOUND, owner), held)
+        back.require_existing_run()
+        if not back.run.held_by(owner, generation):
+            return Bound(back.lost(Outcome.FENCE_LOST), [])
+        loss = _loss(back, bindings, held)
+        if loss.result.outcome is not Outcome.HEAD_CHANGED:
+            return loss
         missing = [binding for binding in bindings if binding.place not in _places(held)]
-        again = expected_head is None or (run.head == expected_head and missing != new)
-        if loss.outcome is not Outcome.HEAD_CHANGED or not again:
-            break
-        new, head = missing, run.head
-    return loss
-
-
-def _reads(
-    run_id: str, viewer: Principal | None, bindings: list[Binding], now_ms: int | None
-) -> list[Statement]:
-    return [
-        Statement(_READ_PLACES, run_id=run_id, bindings=_rows_json(bindings)),
-        read_statement(run_id, viewer, now_ms),
-        fence.read_statement(),
-    ]
+        if expected_head and (back.run.head != expected_head or missing == new):
+            return loss
+        new, head = missing, back.run.head
+    raise contended()
 
 
 async def _attempt(
-    db: Database, run_id: str, statements: list[Statement], reads: list[Statement], token: str
-) -> tuple[bool, Run, Fence, list[Binding]]:
-    """Whether the statements won; then run, fence, and the bindings that `reads` found."""
-    intent = writes.Write(statements, reads, receipt(run_id, token))
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    statements: list[Statement],
+    bindings: list[Binding],
+    token: str,
+    now_ms: int | None,
+) -> tuple[RunReadBack, list[Binding]]:
+    """What the statements left behind, and what is bound to those places afterwards."""
+    reads = [
+        *read_back_statements(run_id, viewer, token, now_ms),
+        Statement(_READ_PLACES, run_id=run_id, bindings=_rows_json(bindings)),
+    ]
+    intent = writes.Write(statements, reads, write_receipt(run_id, token))
     try:
         written = await writes.write(db, intent)
     except errors.MissingTable:
         raise not_found() from None
-    places, row, gate = written.reads
-    run = found(row)
+    *reads_back, places = written.reads
     held = sorted((Binding.from_row(row) for row in places.rows), key=lambda b: b.place)
-    return written.won, run, Fence.from_rows(gate.rows), held
+    return read_back(written.rows, reads_back), held
 
 
 def _places(bindings: Iterable[Binding]) -> dict[tuple[int, str], Binding]:
     return {binding.place: binding for binding in bindings}
 
 
-def _loss(run: Run, owner: Owner, bindings: list[Binding], held: list[Binding]) -> Bound:
-    """Why nothing was bound. If no other reason is found, it is head_changed."""
+def _loss(back: RunReadBack, bindings: list[Binding], held: list[Binding]) -> Bound:
+    """Why the owner bound nothing; head_changed where nothing but the head can be in the way."""
     stored = _places(held)
-    if run.owner != owner:
-        return Bound(Outcome.FENCE_LOST, run, [])
     for binding in bindings:
         if not binding.same(stored.get(binding.place, binding)):
-            return Bound(Outcome.DELIVERY_REVISION_CONFLICT, run, [stored[binding.place]])
-    outcome = Outcome.REPLAYED if len(held) == len(bindings) else Outcome.HEAD_CHANGED
-    return Bound(outcome, run, held)
+            conflict = back.lost(Outcome.DELIVERY_REVISION_CONFLICT)
+            return Bound(conflict, [stored[binding.place]])
+    if len(held) == len(bindings):
+        return Bound(VerbResult(Outcome.REPLAYED, back.run), held)
+    return Bound(back.lost(Outcome.HEAD_CHANGED), held)
 
 
 _PAGE = """

@@ -1,28 +1,57 @@
 """Cancelling: a principal requests it once; the owner of the run acknowledges it once.
 
-A request alone does not stop a run. The owner sees the request in every answer, acknowledges it,
-and ends the run. A transition with the guard `cancel_requested: absent` fails once a cancel is
-requested. The fence does not gate requests. An operator's request for another principal's run
-is audited in the same batch.
+A request ends a run that waits and that nobody claims, and settles its keys. It does not stop any
+other run: the owner sees the request in every answer, acknowledges it, and ends the run; whatever
+leaves such a run to wait (release, resolve, abandon, recover) ends it instead. A transition with
+the guard `cancel_requested: absent` fails once a cancel is requested. The fence does not gate
+requests. An operator's request for another principal's run is audited in the same batch.
 """
 
 from __future__ import annotations
 
-from fencepost import audit, errors, fence, lineage
+from typing import Any, Literal
+
+from fencepost import audit, errors, fence, journal, limits, lineage, reservation
 from fencepost.identifiers import Principal, mint_token
-from fencepost.runs import Outcome, Owner, Run
-from fencepost.snapshot import VISIBLE, found, not_found, scope, verb
+from fencepost.ownership import HELD_BY, fact_statement, holder
+from fencepost.runs import Outcome, Owner, Run, RunStatus, VerbResult
+from fencepost.snapshot import (
+    VISIBLE,
+    RunReadBack,
+    contended,
+    found,
+    not_found,
+    scope,
+    verb,
+    write_receipt,
+)
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database
-from fencepost.storage.sql import NOW_MS, Statement
+from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
-# Decides: the run has not ended, and no cancel was requested before. The first request is kept.
+# A run that waits and that nobody claims: a request ends it, by `end_waiting`.
+_WAITS_UNCLAIMED = "status = 'pending' AND claim_host_id IS NULL"
+
+# Decides: the run has not ended, no cancel was requested before, and the run has somebody who will
+# see the request. The first request is kept.
 _CANCEL = f"""
 UPDATE fencepost_runs SET
   cancel_requested_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms),
   write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id = :run_id AND {VISIBLE} AND finished_at_ms IS NULL AND cancel_requested_at_ms IS NULL
+  AND NOT ({_WAITS_UNCLAIMED})
 RETURNING run_id
+"""
+
+# Decides nothing: guarded by the token of the request. Who asked, and when.
+_REQUESTED = """
+INSERT INTO fencepost_ownership (run_id, sequence, type, generation, write_token, at_ms,
+  principal_kind, principal_id)
+SELECT run_id,
+  1 + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership AS fact
+    WHERE fact.run_id = fencepost_runs.run_id), 0),
+  'cancel-requested', generation, :token, updated_at_ms, :principal_kind, :principal_id
+FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token
 """
 
 # Decides: the run that this write changed belongs to another principal.
@@ -43,27 +72,123 @@ async def cancel(
     requester: Principal,
     *,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
-    """Request the cancel of a run. One round trip.
+) -> VerbResult:
+    """Request the cancel of a run. One round trip; two for a run that waits, which it ends.
 
-    Losses, in order: terminal, already_requested. Raises NotFound. Not guaranteed: that the run
-    stops; its owner decides.
+    Losses, in order: terminal, already_requested. Raises NotFound, and Unavailable after lost
+    races. Not guaranteed: that a run stops which has an owner; its owner decides.
     """
+    for _ in range(limits.RACE_ATTEMPTS_MAX):
+        back = await _request(db, run_id, viewer, requester, now_ms)
+        if back.won:
+            return VerbResult(Outcome.CANCEL_REQUESTED, back.run)
+        if back.run.ended:
+            return back.lost(Outcome.TERMINAL)
+        if back.run.cancel_requested_at_ms is not None:
+            return back.lost(Outcome.ALREADY_REQUESTED)
+        back = await end_waiting(
+            db, back.run, viewer, _END_UNCLAIMED, requester=requester, now_ms=now_ms
+        )
+        if back.won:
+            return VerbResult(Outcome.CANCEL_REQUESTED, back.run)
+    raise contended()
+
+
+async def _request(
+    db: Database, run_id: str, viewer: Principal | None, requester: Principal, now_ms: int | None
+) -> RunReadBack:
     token = mint_token()
     write = {"run_id": run_id, "token": token}
     statements = [
         Statement(_CANCEL, **write, **scope(viewer), now_ms=now_ms),
-        Statement(_AUDIT_CANCEL, **write, **_principal(requester)),
+        *_requested_statements(run_id, token, requester),
     ]
-    won, run, _ = await verb(db, statements, token, run_id, viewer, now_ms)
-    if won:
-        return Outcome.CANCEL_REQUESTED, run
-    return (Outcome.TERMINAL if run.ended else Outcome.ALREADY_REQUESTED), run
+    return await verb(
+        db,
+        statements,
+        token,
+        run_id,
+        viewer,
+        now_ms,
+        could_win=lambda run: not run.ended and run.cancel_requested_at_ms is None,
+    )
+
+
+def _requested_statements(run_id: str, token: str, requester: Principal) -> list[Statement]:
+    write = {"run_id": run_id, "token": token, **_principal(requester)}
+    return [Statement(_REQUESTED, **write), Statement(_AUDIT_CANCEL, **write)]
 
 
 def _principal(requester: Principal) -> dict[str, str]:
     return {"principal_kind": requester.kind, "principal_id": requester.id}
 
+
+# --- Ending a run that waits -------------------------------------------------------------
+
+
+def end_waiting_sql(condition: str) -> str:
+    """SQL that decides: the run waits, with the history that was read, and `condition` holds.
+
+    Ends it `cancelled`.
+    """
+    return f"""
+UPDATE fencepost_runs SET status = 'cancelled',
+  claim_host_id = NULL, claim_pid = NULL, claim_nonce = NULL, claimed_at_ms = NULL,
+  claim_heartbeat_at_ms = NULL,
+  cancel_requested_at_ms = COALESCE(cancel_requested_at_ms,
+    MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)),
+  finished_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms),
+  head_sequence = :sequence, head_hash = :hash, write_token = :token,
+  updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
+WHERE run_id = :run_id AND {VISIBLE} AND status = 'pending'
+  AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
+  AND {condition}
+RETURNING run_id
+"""
+
+
+_END_UNCLAIMED = end_waiting_sql("claim_host_id IS NULL AND cancel_requested_at_ms IS NULL")
+
+
+async def end_waiting(
+    db: Database,
+    run: Run,
+    viewer: Principal | None,
+    sql: str,
+    *,
+    params: dict[str, Parameter] | None = None,
+    claim: tuple[Owner, Literal["released", "expired"]] | None = None,
+    requester: Principal | None = None,
+    token: str | None = None,
+    now_ms: int | None = None,
+) -> RunReadBack:
+    """End a run that waits `cancelled` and settle its keys. One round trip.
+
+    `sql` is made by `end_waiting_sql`, with `params`; `claim` is the one that it removes, and how
+    that ends; `requester` whoever asks for the cancel now. It does not win when the run, or its
+    history, is no longer as it was read.
+    """
+    run_id, token = run.run_id, token or mint_token()
+    payload = {"from": "pending", "to": "cancelled"}
+    event = journal.next_event(run.head, "state-transitioned", payload)
+    chain: dict[str, Any] = {**event.params, **(params or {}), "token": token, "now_ms": now_ms}
+    statements = [
+        Statement(sql, run_id=run_id, **scope(viewer), **chain),
+        journal.append_statement(run_id, token, event),
+        *([fact_statement(run_id, token, claim[1], claim[0], "claim")] if claim else []),
+        *(_requested_statements(run_id, token, requester) if requester else []),
+        reservation.settle_statement(run_id, token, RunStatus.CANCELLED),
+    ]
+    receipt = write_receipt(run_id, token, event.sequence)
+
+    def could_win(seen: Run) -> bool:
+        return seen.head == run.head and seen.status is RunStatus.PENDING
+
+    where = (run_id, viewer, now_ms)
+    return await verb(db, statements, token, *where, receipt=receipt, could_win=could_win)
+
+
+# --- Acknowledging -----------------------------------------------------------------------
 
 # Decides: the owner runs it, a cancel was requested, and was not acknowledged yet.
 _ACKNOWLEDGE = f"""
@@ -71,7 +196,7 @@ UPDATE fencepost_runs SET
   cancel_acknowledged_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms),
   write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id = :run_id AND {VISIBLE} AND {fence.admits_existing_run_sql(":run_id")}
-  AND status = 'running' AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce
+  AND status = 'running' AND {HELD_BY}
   AND cancel_requested_at_ms IS NOT NULL AND cancel_acknowledged_at_ms IS NULL
 RETURNING run_id
 """
@@ -83,35 +208,56 @@ async def acknowledge(
     viewer: Principal | None,
     owner: Owner,
     *,
+    generation: int | None = None,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
-    """Record that the owner has seen the request. One round trip. The first one is kept.
+) -> VerbResult:
+    """Record that the owner, in `generation` if given, has seen the request. One round trip.
 
-    Losses, in order: fence_lost, cancel_not_requested, already_acknowledged. Raises Fenced.
+    The first acknowledgement is kept, with who made it. Losses, in order: fence_lost,
+    cancel_not_requested, already_acknowledged. Raises Fenced.
     """
     token = mint_token()
-    who = {"run_id": run_id, **scope(viewer), **owner.params}
-    acknowledgement = Statement(_ACKNOWLEDGE, **who, token=token, now_ms=now_ms)
-    won, run, gate = await verb(db, [acknowledgement], token, run_id, viewer, now_ms)
-    if won:
-        return Outcome.CANCEL_ACKNOWLEDGED, run
-    gate.require_existing_run(run_id)
-    if run.owner != owner:
-        return Outcome.FENCE_LOST, run
-    if run.cancel_requested_at_ms is None:
-        return Outcome.CANCEL_NOT_REQUESTED, run
-    return Outcome.ALREADY_ACKNOWLEDGED, run
+    who = {"run_id": run_id, **scope(viewer), **holder(owner, generation)}
+    statements = [
+        Statement(_ACKNOWLEDGE, **who, token=token, now_ms=now_ms),
+        fact_statement(run_id, token, "cancel-acknowledged", owner, None),
+    ]
+    back = await verb(
+        db,
+        statements,
+        token,
+        run_id,
+        viewer,
+        now_ms,
+        could_win=lambda run: (
+            run.held_by(owner, generation) and run.cancel_acknowledged_at_ms is None
+        ),
+    )
+    if back.won:
+        return back.effect(Outcome.CANCEL_ACKNOWLEDGED, owner)
+    back.require_existing_run()
+    if not back.run.held_by(owner, generation):
+        return back.lost(Outcome.FENCE_LOST)
+    if back.run.cancel_requested_at_ms is None:
+        return back.lost(Outcome.CANCEL_NOT_REQUESTED)
+    return back.lost(Outcome.ALREADY_ACKNOWLEDGED)
 
 
-# Decides, for each member: it has not ended, and no cancel was requested before.
+# --- A lineage ---------------------------------------------------------------------------
+
+# Decides, for each member: it has not ended, no cancel was requested before, and it has somebody
+# who will see the request.
 _CANCEL_LINEAGE = f"""
 UPDATE fencepost_runs SET
   cancel_requested_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms),
   write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id IN ({lineage.LIVE_MEMBERS}) AND cancel_requested_at_ms IS NULL
+  AND NOT ({_WAITS_UNCLAIMED})
 RETURNING run_id
 """
 
+# Decides: some request was made (by the statement before), and the lineage is another
+# principal's.
 _AUDIT_CANCEL_LINEAGE = f"""
 INSERT {audit.INTO}
 SELECT 'lineage-cancel', :principal_kind, :principal_id, root.id, NULL, NULL,
@@ -120,14 +266,28 @@ FROM ({lineage.ROOT}) AS root
 WHERE changes() > 0 AND NOT (root.kind = :principal_kind AND root.who = :principal_id)
 """
 
+# Decides nothing: guarded, member by member, by the token of the request.
+_REQUESTED_OF_LINEAGE = f"""
+INSERT INTO fencepost_ownership (run_id, sequence, type, generation, write_token, at_ms,
+  principal_kind, principal_id)
+SELECT run_id,
+  1 + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership AS fact
+    WHERE fact.run_id = fencepost_runs.run_id), 0),
+  'cancel-requested', generation, :token, updated_at_ms, :requester_kind, :requester_id
+FROM fencepost_runs WHERE run_id IN ({lineage.LIVE_MEMBERS}) AND write_token = :token
+"""
+
+# Members that the request ends, since nobody would see it.
+_WAITING_MEMBERS = f"""
+SELECT *, COALESCE(:now_ms, {NOW_MS}) AS now_ms FROM fencepost_runs
+WHERE run_id IN ({lineage.LIVE_MEMBERS}) AND {_WAITS_UNCLAIMED} AND cancel_requested_at_ms IS NULL
+"""
+
 _LIVE = f"SELECT COUNT(*) AS n FROM ({lineage.LIVE_MEMBERS})"
 
 
-# A row if the request committed: some member has its token, unless all were written since.
-_LINEAGE_RECEIPT = f"""
-SELECT 1 AS landed FROM fencepost_runs
-WHERE run_id IN ({lineage.LIVE_MEMBERS}) AND write_token = :token LIMIT 1
-"""
+# A row if the request committed: some member has a fact with its token.
+_LINEAGE_RECEIPT = f"SELECT 1 AS landed WHERE {lineage.ASKED} IS NOT NULL"
 
 
 async def cancel_lineage(
@@ -137,26 +297,56 @@ async def cancel_lineage(
     requester: Principal,
     *,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
-    """Request the cancel of every round that has not ended, in one UPDATE and one round trip.
+) -> VerbResult:
+    """Request the cancel of every round that has not ended. One round trip, and one more for each
+    round that waits, which it ends.
 
-    Returns the last round. It wins if it made a request for any round. Losses: already_requested,
-    if a round that has not ended had one before; else terminal. Raises NotFound.
+    It wins if it made a request for any round, and returns the last of these. Losses:
+    already_requested, with the last round that has not ended and had a request before; else
+    terminal, with the last round. Raises NotFound.
     """
-    member = {"run_id": run_id, **scope(viewer)}
-    token, who = mint_token(), _principal(requester)
-    statements = [
-        Statement(_CANCEL_LINEAGE, **member, token=token, now_ms=now_ms),
-        Statement(_AUDIT_CANCEL_LINEAGE, **member, **who, token=token, now_ms=now_ms),
-    ]
-    reads = [Statement(_LIVE, **member), lineage.latest_statement(run_id, viewer)]
-    receipt = Statement(_LINEAGE_RECEIPT, **member, token=token)
+    token = mint_token()
+    write = _lineage_write(run_id, viewer, requester, token, now_ms)
     try:
-        written = await writes.write(db, writes.Write(statements, reads, receipt))
+        written = await writes.write(db, write)
     except errors.MissingTable:
         raise not_found() from None
-    run = found(written.reads[1])
-    if written.won:
-        return Outcome.CANCEL_REQUESTED, run
-    live = written.reads[0].rows[0]["n"]
-    return (Outcome.ALREADY_REQUESTED if live else Outcome.TERMINAL), run
+    run, won = found(written.reads[0]), written.won
+    waiting = [Run.from_row(row) for row in written.reads[2].rows]
+    for member in waiting:
+        back = await end_waiting(
+            db, member, viewer, _END_UNCLAIMED, requester=requester, token=token, now_ms=now_ms
+        )
+        won = won or back.won
+    if waiting:
+        [asked] = await db.read([lineage.asked_statement(run_id, viewer, token)])
+        run = found(asked)
+    if won:
+        return VerbResult(Outcome.CANCEL_REQUESTED, run)
+    live = written.reads[1].rows[0]["n"]
+    return VerbResult(Outcome.ALREADY_REQUESTED if live else Outcome.TERMINAL, run)
+
+
+def _lineage_write(
+    run_id: str,
+    viewer: Principal | None,
+    requester: Principal,
+    token: str,
+    now_ms: int | None,
+) -> writes.Write:
+    member = {"run_id": run_id, **scope(viewer)}
+    requested = {"requester_kind": requester.kind, "requester_id": requester.id}
+    clock = {"token": token, "now_ms": now_ms}
+    return writes.Write(
+        [
+            Statement(_CANCEL_LINEAGE, **member, **clock),
+            Statement(_AUDIT_CANCEL_LINEAGE, **member, **clock, **_principal(requester)),
+            Statement(_REQUESTED_OF_LINEAGE, **member, **requested, token=token),
+        ],
+        [
+            lineage.asked_statement(run_id, viewer, token),
+            Statement(_LIVE, **member),
+            Statement(_WAITING_MEMBERS, **member, now_ms=now_ms),
+        ],
+        Statement(_LINEAGE_RECEIPT, **member, token=token),
+    )

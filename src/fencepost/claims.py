@@ -1,31 +1,42 @@
 """Claims: a tentative hold on a run, which is then activated into an ownership, or abandoned.
 
-While a claim stands, no other process can claim, own or steal the run. Activating it fails if
-the former owner has sent a heartbeat since. Another process can recover (remove) a claim that is
-older than the run's lease length, with evidence about the claimant.
+While a claim stands, no other process can claim, own or steal the run. Activating it fails if the
+run has changed since. A claim that is older than the run's lease length can be recovered (removed)
+by another process that gives evidence about the claimant. Each claim of a run has a time of its
+own, later than any before: `claimed_at_ms` names it, as a generation names an ownership.
 """
 
 from __future__ import annotations
 
-from fencepost import fence
+from typing import Literal
+
+from fencepost import cancellation, fence
 from fencepost.identifiers import Principal, mint_token
-from fencepost.ownership import Evidence, expected_params, fact_statement
-from fencepost.runs import Outcome, Owner, Run, RunStatus
-from fencepost.snapshot import VISIBLE, scope, verb
+from fencepost.ownership import Evidence, expected_params, fact_statement, granted
+from fencepost.runs import Claim, Grant, Outcome, Owner, Run, RunStatus, VerbResult
+from fencepost.snapshot import VISIBLE, RunReadBack, scope, verb
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 _GATE = fence.admits_existing_run_sql(":run_id")
+# Later than any time in the row, so that no two claims of a run have one time.
+_CLAIM_AT_MS = f"MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms + 1)"
 
-# Decides: the run waits for an owner, and no claim stands.
+# Decides: the run waits for an owner, in the status that was expected, and no claim stands.
 _CLAIM = f"""
 UPDATE fencepost_runs SET claim_host_id = :host_id, claim_pid = :pid, claim_nonce = :nonce,
-  claimed_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms),
-  lease_ms = COALESCE(:lease_ms, lease_ms),
-  write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
+  claimed_at_ms = {_CLAIM_AT_MS}, lease_ms = COALESCE(:lease_ms, lease_ms),
+  write_token = :token, updated_at_ms = {_CLAIM_AT_MS}
 WHERE run_id = :run_id AND {VISIBLE} AND {_GATE}
   AND status IN ('pending', 'suspended') AND claim_host_id IS NULL
-RETURNING run_id
+  AND (:expected_status IS NULL OR status = :expected_status)
+RETURNING claimed_at_ms
+"""
+
+# Decides: whether a claim landed, and when it was made, whether or not it stands.
+_CLAIM_RECEIPT = """
+SELECT granted_at_ms AS claimed_at_ms FROM fencepost_ownership
+WHERE run_id = :run_id AND write_token = :token AND type IN ('claimed', 'stolen')
 """
 
 
@@ -36,46 +47,61 @@ async def claim(
     owner: Owner,
     *,
     lease_ms: int | None = None,
+    expected_status: RunStatus | None = None,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
+) -> VerbResult:
     """Claim a run that waits for an owner. One round trip.
 
-    Losses, in order: already_claimed, heartbeat_fresh, snapshot_changed. Raises NotFound, Fenced.
+    Losses, in order: already_claimed, heartbeat_fresh, snapshot_changed; after a lost reply also
+    overtaken (`granted`). Raises NotFound, Fenced.
     """
     token = mint_token()
     values = _values(run_id, viewer, owner, token, now_ms)
     statements = [
-        Statement(_CLAIM, **values, lease_ms=lease_ms),
+        Statement(_CLAIM, **values, lease_ms=lease_ms, expected_status=expected_status),
         fact_statement(run_id, token, "claimed", owner, "now"),
     ]
-    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
-    if won:
-        return Outcome.CLAIMED, run
-    gate.require_existing_run(run_id)
-    return _loss(run), run
+    receipt = Statement(_CLAIM_RECEIPT, run_id=run_id, token=token)
+    back = await verb(db, statements, token, run_id, viewer, now_ms, receipt=receipt)
+    if back.won:
+        return _claimed(back, Outcome.CLAIMED, owner)
+    back.require_existing_run()
+    return back.lost(_loss(back.run))
 
 
 def _values(
     run_id: str, viewer: Principal | None, owner: Owner, token: str, now_ms: int | None
 ) -> dict[str, Parameter]:
-    """Values that every statement about a claim binds. `owner` is the claimant."""
-    who: dict[str, Parameter] = {"run_id": run_id, **scope(viewer), **owner.params}
-    return {**who, "token": token, "now_ms": now_ms}
+    """The parameters that most statements about a claim share; `owner` is the claimant."""
+    return {
+        "run_id": run_id,
+        **scope(viewer),
+        "token": token,
+        **owner.params,
+        "now_ms": now_ms,
+    }
 
 
-# Decides: the run is running, its owner is the one in the evidence (`:expected_…`), its lease has
-# lapsed, and no claim stands.
+def _claimed(back: RunReadBack, won: Outcome, owner: Owner) -> VerbResult:
+    """A claim is won only while the run shows this very claim."""
+    at_ms = back.rows[0]["claimed_at_ms"]
+    if back.run.claim == Claim(owner, at_ms):
+        return VerbResult(won, back.run)
+    return back.lost(Outcome.OVERTAKEN, Grant(None, at_ms))
+
+
+# Decides: the run runs under the expected owner, whose lease has lapsed, and no claim stands.
 _STEAL = f"""
 UPDATE fencepost_runs SET claim_host_id = :host_id, claim_pid = :pid, claim_nonce = :nonce,
-  claimed_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms),
-  claim_heartbeat_at_ms = heartbeat_at_ms,
-  write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
+  claimed_at_ms = {_CLAIM_AT_MS}, claim_heartbeat_at_ms = heartbeat_at_ms,
+  write_token = :token, updated_at_ms = {_CLAIM_AT_MS}
 WHERE run_id = :run_id AND {VISIBLE} AND {_GATE}
   AND status = 'running' AND claim_host_id IS NULL
   AND owner_host_id = :expected_host_id AND owner_pid = :expected_pid
   AND owner_nonce = :expected_nonce
+  AND (:expected_heartbeat_at_ms IS NULL OR heartbeat_at_ms = :expected_heartbeat_at_ms)
   AND lease_expires_at_ms < COALESCE(:now_ms, {NOW_MS})
-RETURNING run_id
+RETURNING claimed_at_ms
 """
 
 
@@ -87,30 +113,34 @@ async def steal(
     evidence: Evidence | None,
     *,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
-    """Claim a running run whose owner is believed dead. One round trip.
+) -> VerbResult:
+    """Claim a run whose owner is believed dead. One round trip.
 
-    The owner stays until the claim is activated. If it sends a heartbeat before, activating
-    fails. Losses, in order: liveness_unconfirmed, already_claimed, heartbeat_fresh,
-    snapshot_changed. Raises NotFound and Fenced.
+    The claim stands until it is activated. A later heartbeat of the old owner makes the activation
+    fail. Losses, in order: liveness_unconfirmed, already_claimed, heartbeat_fresh,
+    snapshot_changed; after a lost reply also overtaken (`granted`).
     """
     if evidence is None or not evidence.keeps_its_rule(owner):
-        _, run, _ = await verb(db, [], "", run_id, viewer, now_ms)
-        return Outcome.LIVENESS_UNCONFIRMED, run
-    token, expected = mint_token(), expected_params(evidence.expected_owner)
+        back = await verb(db, [], "", run_id, viewer, now_ms)
+        return back.lost(Outcome.LIVENESS_UNCONFIRMED)
+    token = mint_token()
+    values = _values(run_id, viewer, owner, token, now_ms)
+    expected = expected_params(evidence.expected_owner)
+    heartbeat = {"expected_heartbeat_at_ms": evidence.expected_heartbeat_at_ms}
     statements = [
-        Statement(_STEAL, **_values(run_id, viewer, owner, token, now_ms), **expected),
+        Statement(_STEAL, **values, **expected, **heartbeat),
         fact_statement(run_id, token, "stolen", owner, "now"),
     ]
-    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
-    if won:
-        return Outcome.STOLEN, run
-    gate.require_existing_run(run_id)
-    return _loss(run), run
+    receipt = Statement(_CLAIM_RECEIPT, run_id=run_id, token=token)
+    back = await verb(db, statements, token, run_id, viewer, now_ms, receipt=receipt)
+    if back.won:
+        return _claimed(back, Outcome.STOLEN, owner)
+    back.require_existing_run()
+    return back.lost(_loss(back.run))
 
 
 def _loss(run: Run) -> Outcome:
-    """The first of the losses, in their order."""
+    """Why a claim was not made; the order is that of docs/states.md."""
     if run.claim is not None:
         return Outcome.ALREADY_CLAIMED
     if run.status is RunStatus.RUNNING and run.lease_is_fresh:
@@ -118,13 +148,16 @@ def _loss(run: Run) -> Outcome:
     return Outcome.SNAPSHOT_CHANGED
 
 
-_EXACT_CLAIM = "claim_host_id = :host_id AND claim_pid = :pid AND claim_nonce = :nonce"
+_EXACT_CLAIM = (
+    "claim_host_id = :host_id AND claim_pid = :pid AND claim_nonce = :nonce"
+    " AND (:claimed_at_ms IS NULL OR claimed_at_ms = :claimed_at_ms)"
+)
 _NO_CLAIM = (
     "claim_host_id = NULL, claim_pid = NULL, claim_nonce = NULL, claimed_at_ms = NULL,"
     " claim_heartbeat_at_ms = NULL"
 )
 
-# Decides: this claim stands, and the former owner has sent no heartbeat since it was made.
+# Decides: this claim stands, and the run has not changed since it was made.
 _ACTIVATE = f"""
 UPDATE fencepost_runs SET status = 'running',
   owner_host_id = :host_id, owner_pid = :pid, owner_nonce = :nonce, generation = generation + 1,
@@ -135,15 +168,24 @@ UPDATE fencepost_runs SET status = 'running',
   write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id = :run_id AND {VISIBLE} AND {_GATE} AND {_EXACT_CLAIM}
   AND claim_heartbeat_at_ms IS heartbeat_at_ms
-RETURNING run_id
+RETURNING 'activated' AS type, generation
 """
 
-# Decides: this claim stands. Removes it.
+# Decides: this claim stands. Removes it, unless that would leave a run to wait whose cancel was
+# requested: such a run ends (`cancellation.end_waiting`).
 _ABANDON = f"""
 UPDATE fencepost_runs SET {_NO_CLAIM},
   write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id = :run_id AND {VISIBLE} AND {_GATE} AND {_EXACT_CLAIM}
-RETURNING run_id
+  AND (status <> 'pending' OR cancel_requested_at_ms IS NULL)
+RETURNING 'released' AS type, generation
+"""
+
+# Decides: whether an activation landed: as a grant, or by removing a claim that was out of date.
+_ACTIVATION_RECEIPT = """
+SELECT type, generation FROM fencepost_ownership
+WHERE run_id = :run_id AND ((write_token = :token AND type = 'activated')
+  OR (write_token = :changed AND type = 'released'))
 """
 
 
@@ -153,26 +195,47 @@ async def activate(
     viewer: Principal | None,
     owner: Owner,
     *,
+    claimed_at_ms: int | None = None,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
-    """Turn the caller's claim into the ownership of the run. One round trip.
+) -> VerbResult:
+    """Turn the caller's claim, the one made at `claimed_at_ms` if given, into the ownership.
 
-    Losses, in order: claim_lost; snapshot_changed, which also removes the claim. Raises NotFound
-    and Fenced.
+    One round trip. Losses, in order: claim_lost; snapshot_changed, which also removes the claim
+    (`claim_cleared`); after a lost reply also overtaken and lease_lapsed (`granted`).
     """
-    granted, changed = mint_token(), mint_token()
+    token, changed = mint_token(), mint_token()
+    values = {**_values(run_id, viewer, owner, token, now_ms), "claimed_at_ms": claimed_at_ms}
     statements = [
-        Statement(_ACTIVATE, **_values(run_id, viewer, owner, granted, now_ms)),
-        Statement(_ABANDON, **_values(run_id, viewer, owner, changed, now_ms)),
-        fact_statement(run_id, granted, "activated", owner, "now"),
+        Statement(_ACTIVATE, **values),
+        Statement(_ABANDON, **{**values, "token": changed}),
+        fact_statement(run_id, token, "activated", owner, "now"),
         fact_statement(run_id, changed, "released", owner, "claim"),
     ]
-    won, run, gate = await verb(db, statements, granted, run_id, viewer, now_ms)
-    if won:
-        return Outcome.ACTIVATED, run
-    gate.require_existing_run(run_id)
-    moved = run.write_token == changed
-    return (Outcome.SNAPSHOT_CHANGED if moved else Outcome.CLAIM_LOST), run
+    receipt = Statement(_ACTIVATION_RECEIPT, run_id=run_id, token=token, changed=changed)
+    back = await verb(
+        db,
+        statements,
+        token,
+        run_id,
+        viewer,
+        now_ms,
+        receipt=receipt,
+        could_win=lambda run: _claims(run, owner, claimed_at_ms),
+    )
+    if back.won and back.rows[0]["type"] == "activated":
+        return granted(back, Outcome.ACTIVATED, owner)
+    if back.won or back.run.write_token == changed:
+        return back.lost(Outcome.SNAPSHOT_CHANGED)._replace(claim_cleared=True)
+    back.require_existing_run()
+    return back.lost(Outcome.CLAIM_LOST)
+
+
+def _claims(run: Run, claimant: Owner, claimed_at_ms: int | None) -> bool:
+    """Whether this process claims the run, by the claim of that time if one is given."""
+    held = run.claim
+    return (
+        held is not None and held.owner == claimant and claimed_at_ms in (None, held.claimed_at_ms)
+    )
 
 
 async def abandon(
@@ -181,29 +244,28 @@ async def abandon(
     viewer: Principal | None,
     owner: Owner,
     *,
+    claimed_at_ms: int | None = None,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
-    """Remove the caller's claim. One round trip. Loss: claim_lost. Raises NotFound, Fenced."""
-    token = mint_token()
-    statements = [
-        Statement(_ABANDON, **_values(run_id, viewer, owner, token, now_ms)),
-        fact_statement(run_id, token, "released", owner, "claim"),
-    ]
-    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
-    if won:
-        return Outcome.ABANDONED, run
-    gate.require_existing_run(run_id)
-    return Outcome.CLAIM_LOST, run
+) -> VerbResult:
+    """Remove the caller's claim, the one made at `claimed_at_ms` if given. Loss: claim_lost.
+
+    One round trip; two if that ends the run, because its cancel was requested meanwhile.
+    """
+    lost = Outcome.CLAIM_LOST, Outcome.CLAIM_LOST
+    claimant = (owner, claimed_at_ms)
+    sql = _ABANDON, _END_ABANDONED
+    return await _remove(db, run_id, viewer, claimant, "released", sql, lost, now_ms)
 
 
-# Decides: the claimant in the evidence has a claim, and it is older than the run's lease length.
-_RECOVER = f"""
-UPDATE fencepost_runs SET {_NO_CLAIM},
-  write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
-WHERE run_id = :run_id AND {VISIBLE} AND {_GATE} AND {_EXACT_CLAIM}
-  AND claimed_at_ms + lease_ms < COALESCE(:now_ms, {NOW_MS})
-RETURNING run_id
-"""
+# Decides: the claim of the claimant that is believed dead stands, and is older than the run's
+# lease length.
+_OLD = f"claimed_at_ms + lease_ms < COALESCE(:now_ms, {NOW_MS})"
+_RECOVER = _ABANDON.replace("RETURNING", f"  AND {_OLD}\nRETURNING")
+
+# The same, for a run that waits and whose cancel was requested: it ends.
+_REQUESTED = f"{_GATE} AND {_EXACT_CLAIM} AND cancel_requested_at_ms IS NOT NULL"
+_END_ABANDONED = cancellation.end_waiting_sql(_REQUESTED)
+_END_RECOVERED = cancellation.end_waiting_sql(f"{_REQUESTED} AND {_OLD}")
 
 
 async def recover(
@@ -213,23 +275,64 @@ async def recover(
     owner: Owner,
     evidence: Evidence | None,
     *,
+    claimed_at_ms: int | None = None,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
-    """Remove the claim of a claimant that is believed dead. Grants nothing. One round trip.
+) -> VerbResult:
+    """Remove the claim of a claimant that is believed dead, the one made at `claimed_at_ms` if
+    given. Grants nothing.
 
-    Losses, in order: liveness_unconfirmed, claim_changed, claim_fresh. Raises NotFound, Fenced.
+    One round trip; two if that ends the run. Losses, in order: liveness_unconfirmed,
+    claim_changed, claim_fresh.
     """
     if evidence is None or not evidence.keeps_its_rule(owner):
-        _, run, _ = await verb(db, [], "", run_id, viewer, now_ms)
-        return Outcome.LIVENESS_UNCONFIRMED, run
-    token, dead = mint_token(), evidence.expected_owner
+        back = await verb(db, [], "", run_id, viewer, now_ms)
+        return back.lost(Outcome.LIVENESS_UNCONFIRMED)
+    lost = Outcome.CLAIM_CHANGED, Outcome.CLAIM_FRESH
+    claimant = (evidence.expected_owner, claimed_at_ms)
+    sql = _RECOVER, _END_RECOVERED
+    return await _remove(db, run_id, viewer, claimant, "expired", sql, lost, now_ms)
+
+
+_WON = {"released": Outcome.ABANDONED, "expired": Outcome.RECOVERED}
+
+
+async def _remove(
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    claim: tuple[Owner, int | None],
+    type: Literal["released", "expired"],
+    sql: tuple[str, str],
+    lost: tuple[Outcome, Outcome],
+    now_ms: int | None,
+) -> VerbResult:
+    """Remove a claim, with a fact of `type`. `sql`: of a run that goes on waiting or running, and
+    of one that ends. `lost`: the claim is not there; it is.
+    """
+    claimant, claimed_at_ms = claim
+    token = mint_token()
+    values = _values(run_id, viewer, claimant, token, now_ms)
     statements = [
-        Statement(_RECOVER, **_values(run_id, viewer, dead, token, now_ms)),
-        fact_statement(run_id, token, "expired", dead, "claim"),
+        Statement(sql[0], **values, claimed_at_ms=claimed_at_ms),
+        fact_statement(run_id, token, type, claimant, "claim"),
     ]
-    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
-    if won:
-        return Outcome.RECOVERED, run
-    gate.require_existing_run(run_id)
-    changed = run.claim is None or run.claim.owner != dead
-    return (Outcome.CLAIM_CHANGED if changed else Outcome.CLAIM_FRESH), run
+    could_win = lambda run: _claims(run, claimant, claimed_at_ms)  # noqa: E731
+    back = await verb(db, statements, token, run_id, viewer, now_ms, could_win=could_win)
+    if back.won:
+        return back.effect(_WON[type], claimant)
+    back.require_existing_run()
+    if not _claims(back.run, claimant, claimed_at_ms):
+        return back.lost(lost[0])
+    old = type == "released" or not back.run.claim_is_fresh
+    if old and back.run.status is RunStatus.PENDING and back.run.cancel_requested_at_ms:
+        ended = await cancellation.end_waiting(
+            db,
+            back.run,
+            viewer,
+            sql[1],
+            params={**claimant.params, "claimed_at_ms": claimed_at_ms},
+            claim=(claimant, type),
+            now_ms=now_ms,
+        )
+        return ended.effect(_WON[type], claimant) if ended.won else ended.lost(lost[0])
+    return back.lost(lost[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fencepost import journal, limits
+from fencepost import errors, journal, limits
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal, Target
 from fencepost.reservation import Match, Reservation, ReservationState
@@ -65,42 +65,57 @@ class Decision(StrEnum):
 
 
 class Seen(NamedTuple):
-    """What a start read, all in one transaction. `created`: this request made the run."""
+    """What a start read, all in one transaction. `created`: this request made the run.
 
-    fence: Fence
+    A fence that cannot be read is kept as the error that says so: only what it gates needs it.
+    """
+
+    fence: Fence | errors.FenceUnreadable
     reservation: Reservation | None
     run: Run | None
     created: bool
+
+    @property
+    def gate(self) -> Fence:
+        """The fence. Raises FenceUnreadable."""
+        if isinstance(self.fence, errors.FenceUnreadable):
+            raise self.fence
+        return self.fence
 
 
 def decide(attempt: Attempt, seen: Seen) -> Decision:
     """The decision table, from top to bottom. The first line that fits is the answer.
 
-    The order is part of the contract (docs/states.md).
+    The order is part of the contract (docs/states.md). Raises FenceUnreadable where the answer
+    depends on the fence.
     """
     held, run = seen.reservation, seen.run
     if held is None:
-        admitted = seen.fence.admits_start(attempt.key)
+        admitted = seen.gate.admits_start(attempt.key)
         return Decision.LOOKUP_CONFLICT if admitted and attempt.subject else Decision.FENCED
     mismatch = _MISMATCHES.get(held.match(attempt.principal, attempt.target, attempt.fingerprint))
     if mismatch is not None:
         return mismatch
     if held.subject_sha256 != (attempt.subject and attempt.subject.digest):
         return Decision.SUBJECT_MISMATCH
-    if held.joined and run is not None:
-        return Decision.REPLAYED
     if run is None:
-        return _without_run(held, seen.fence)
-    if run.status is RunStatus.RUNNING and run.owner == attempt.owner:
-        admitted = seen.created or seen.fence.admits_existing_run(run.run_id)
+        return _without_run(held, seen)
+    return Decision.REPLAYED if held.joined else _with_run(attempt, held, run, seen)
+
+
+def _with_run(attempt: Attempt, held: Reservation, run: Run, seen: Seen) -> Decision:
+    if run.owner == attempt.owner and run.lease_is_fresh:
+        admitted = seen.created or seen.gate.admits_existing_run(run.run_id)
         return Decision.STARTED if admitted else Decision.FENCED
     if run.ended or run.status is RunStatus.SUSPENDED:
         return Decision.REPLAYED
-    if run.status is RunStatus.RUNNING:
-        return Decision.PENDING if run.lease_is_fresh else Decision.UNRESOLVABLE
-    if held.state is ReservationState.RESERVED:
-        return _reserved(held, seen.fence)
-    return Decision.UNRESOLVABLE
+    if run.lease_is_fresh or run.claim_is_fresh:
+        return Decision.PENDING
+    if run.status is RunStatus.RUNNING or run.claim is not None:
+        return Decision.UNRESOLVABLE
+    # It waits for a start. A cancel that was requested has ended it, but in rows of old builds.
+    waits = held.state is ReservationState.RESERVED and run.cancel_requested_at_ms is None
+    return _reserved(held, seen) if waits else Decision.UNRESOLVABLE
 
 
 _MISMATCHES = {
@@ -110,15 +125,38 @@ _MISMATCHES = {
 }
 
 
-def _without_run(held: Reservation, gate: Fence) -> Decision:
+def _without_run(held: Reservation, seen: Seen) -> Decision:
     """The run was purged after its end, or never started, or its start made no run."""
     if held.state is ReservationState.TERMINAL:
         return Decision.ALREADY_SETTLED
     if held.state is ReservationState.RESERVED:
-        return _reserved(held, gate)
+        return _reserved(held, seen)
     return Decision.UNRESOLVABLE
 
 
-def _reserved(held: Reservation, gate: Fence) -> Decision:
-    admitted = gate.admits_start(held.key, held.run_id)
+def _reserved(held: Reservation, seen: Seen) -> Decision:
+    admitted = seen.gate.admits_start(held.key, held.run_id)
     return Decision.RESERVED if admitted else Decision.FENCED
+
+
+class Exit(StrEnum):
+    """A verb that gets a start out of UNRESOLVABLE."""
+
+    OWN = "own"
+    HEARTBEAT = "heartbeat"
+    RECOVER = "recover"
+    RESOLVE = "resolve"
+
+
+def exits(attempt: Attempt, seen: Seen) -> list[Exit]:
+    """The verbs that would work now, of those that get this start out of UNRESOLVABLE.
+
+    `own` and `recover` take evidence, unless the caller is the owner itself, who may also send a
+    `heartbeat`. `resolve` is an operator's.
+    """
+    run = seen.run
+    admitted = isinstance(seen.fence, Fence) and run and seen.fence.admits_existing_run(run.run_id)
+    if run is None or not admitted:
+        return [Exit.RESOLVE]
+    mine = [Exit.HEARTBEAT] if run.owner == attempt.owner else []
+    return [Exit.OWN if run.claim is None else Exit.RECOVER, *mine, Exit.RESOLVE]

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from fencepost import errors, fence, journal, limits
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
+from fencepost.ownership import HELD_BY
 from fencepost.projection import Projection
-from fencepost.runs import Outcome, Owner, Run
+from fencepost.runs import Outcome, Owner, Run, VerbResult
 from fencepost.snapshot import (
     VISIBLE,
     contended,
@@ -23,6 +24,7 @@ from fencepost.snapshot import (
     read_statement,
     scope,
     verb,
+    write_receipt,
 )
 from fencepost.storage.d1 import Database
 from fencepost.storage.rows import Row, Rules, check_row, whole
@@ -59,12 +61,15 @@ _RULES: Rules = (
 
 
 class Append(NamedTuple):
-    """The event that a caller appends. With an `owner`, only while that owner holds the run."""
+    """What a caller adds. With an `owner` only as long as that owner holds the run, in the
+    `generation` if one is given.
+    """
 
     type: str
     payload: Any
     owner: Owner | None = None
     expected_head: Head | None = None
+    generation: int | None = None
 
 
 # Decides: the history ends at the expected event; the owner, if one is given, holds the run; and
@@ -74,10 +79,16 @@ UPDATE fencepost_runs SET head_sequence = :sequence, head_hash = :hash,
   write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id = :run_id AND {VISIBLE} AND {fence.admits_existing_run_sql(":run_id")}
   AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
-  AND (:host_id IS NULL OR (status = 'running'
-    AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce))
-RETURNING run_id
+  AND (:host_id IS NULL OR (status = 'running' AND {HELD_BY}))
+RETURNING updated_at_ms AS at_ms
 """
+
+
+class Appended(NamedTuple):
+    """What became of an append; the event as it is stored, if it won."""
+
+    result: VerbResult
+    stored: Stored | None = None
 
 
 async def append(
@@ -86,7 +97,7 @@ async def append(
     viewer: Principal | None,
     addition: Append,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run, Event | None]:
+) -> Appended:
     """Append an event. One round trip with an expected head, two without.
 
     Losses, in order: fence_lost, head_changed. Without an expected head it tries up to
@@ -98,10 +109,10 @@ async def append(
         return await _attempt(db, run_id, viewer, addition, head, now_ms)
     head = (await read(db, run_id, viewer)).head
     for _ in range(limits.RACE_ATTEMPTS_MAX):
-        outcome, run, event = await _attempt(db, run_id, viewer, addition, head, now_ms)
-        if outcome is not Outcome.HEAD_CHANGED:
-            return outcome, run, event
-        head = run.head
+        appended = await _attempt(db, run_id, viewer, addition, head, now_ms)
+        if appended.result.outcome is not Outcome.HEAD_CHANGED:
+            return appended
+        head = appended.result.run.head
     raise contended()
 
 
@@ -112,21 +123,35 @@ async def _attempt(
     addition: Append,
     head: Head,
     now_ms: int | None,
-) -> tuple[Outcome, Run, Event | None]:
-    token, owner = mint_token(), addition.owner
+) -> Appended:
+    token, owner, generation = mint_token(), addition.owner, addition.generation
     event = journal.next_event(head, addition.type, addition.payload)
     who = dict.fromkeys(Owner._fields) if owner is None else owner.params
     write: dict[str, Parameter] = {"run_id": run_id, "token": token, "now_ms": now_ms}
-    statements = [
-        Statement(_MOVE_HEAD, **write, **scope(viewer), **event.params, **who),
-        journal.append_statement(run_id, token, event),
-    ]
-    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, event.sequence)
-    if won:
-        return Outcome.APPENDED, run, event
-    gate.require_existing_run(run_id)
-    lost = owner is not None and run.owner != owner
-    return (Outcome.FENCE_LOST if lost else Outcome.HEAD_CHANGED), run, None
+    chain = {**event.params, "generation": generation}
+
+    def holds(run: Run) -> bool:
+        return owner is None or run.held_by(owner, generation)
+
+    back = await verb(
+        db,
+        [
+            Statement(_MOVE_HEAD, **write, **scope(viewer), **chain, **who),
+            journal.append_statement(run_id, token, event),
+        ],
+        token,
+        run_id,
+        viewer,
+        now_ms,
+        receipt=write_receipt(run_id, token, event.sequence),
+        could_win=lambda run: holds(run) and run.head == head,
+    )
+    if back.won:
+        result = back.effect(Outcome.APPENDED, owner) if owner else None
+        stored = Stored(event, back.rows[0]["at_ms"])
+        return Appended(result or VerbResult(Outcome.APPENDED, back.run), stored)
+    back.require_existing_run()
+    return Appended(back.lost(Outcome.HEAD_CHANGED if holds(back.run) else Outcome.FENCE_LOST))
 
 
 # --- Reading -----------------------------------------------------------------------------

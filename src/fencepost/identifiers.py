@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -98,13 +99,23 @@ def is_well_formed(text: str) -> bool:
     return True
 
 
-def mint_run_id() -> str:
-    """A new run id: creation time in ms (hex), then 80 random bits.
+def slot(key: str) -> str:
+    """Where a key belongs among 4,096 slots: three hexadecimal digits.
+
+    The first twelve bits of SHA-256 over the placement of the key, which is the part before its
+    first `~`, or all of it.
+    """
+    placement = key.partition("~")[0]
+    return hashlib.sha256(placement.encode()).hexdigest()[:3]
+
+
+def mint_run_id(key: str) -> str:
+    """A new run id for a key: `run_`, creation time in ms and 80 random bits (hex), `~`, its slot.
 
     Ids sort roughly by creation, which keeps pages in order. The time is a hint for sorting
-    only: it is this isolate's clock, not the database's.
+    only: it is this isolate's clock, not the database's. Ids of earlier builds have no slot.
     """
-    return f"run_{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
+    return f"run_{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}~{slot(key)}"
 
 
 def mint_token() -> str:

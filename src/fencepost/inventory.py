@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fencepost import errors, limits
-from fencepost.operations import Operation
+from fencepost.operations import IN_GENERATION, Operation
 from fencepost.reservation import Reservation
 from fencepost.runs import Run
 from fencepost.storage.d1 import Reader, Result
@@ -54,14 +54,15 @@ WHERE state <> 'terminal' AND (run_id, key) > (:after_run_id, :after_key)
 ORDER BY run_id, key LIMIT :limit
 """
 
-# An operation of a run that has ended is not counted: the run has no owner to continue it.
+# An operation that runs in a run that has ended can do nothing any more: nobody owns its run. One
+# whose lease is of an earlier generation is owed, as one whose lease has ended.
 _COUNT_OPERATIONS = f"""
 SELECT COUNT(*) AS n FROM (
   SELECT 1 FROM fencepost_operations AS step LEFT JOIN fencepost_runs AS run USING (run_id)
   WHERE step.state = 'running' AND run.finished_at_ms IS NULL LIMIT {_ENOUGH})
 """
 _PAGE_OPERATIONS = f"""
-SELECT step.*, {NOW_MS} AS now_ms
+SELECT step.*, {IN_GENERATION}, {NOW_MS} AS now_ms
 FROM fencepost_operations AS step LEFT JOIN fencepost_runs AS run USING (run_id)
 WHERE step.state = 'running' AND run.finished_at_ms IS NULL
   AND (step.run_id, step.operation_id) > (:after_run_id, :after_operation_id)

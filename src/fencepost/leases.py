@@ -1,8 +1,13 @@
 """Leases of operations: acquire, renew, commit, interrupt, assert.
 
 Only the present owner of a run can do these to its operations. A lease holds up to and including
-the millisecond of its end. A committed outcome is kept as long as the run: the same operation with
-the same payload replays it, and is never leased again.
+the millisecond of its end, and no longer than the generation of the run in which it was granted:
+when the run is granted anew, or leaves `running`, the leases of its steps are over. A committed
+outcome is kept as long as the run: the same operation with the same payload replays it, and is
+never leased again.
+
+After a lost reply `acquired` and `renewed` are answered only while that lease holds: they say what
+the caller may do now. `committed` and `interrupted` stay true, whatever came after.
 
 Not guaranteed: that a step is executed once. A process that shares a lease, preempts it, or
 acquires it after it lapsed may execute the step while the former holder still does. Use leases
@@ -11,31 +16,64 @@ only for steps that may be repeated. The token protects the commit, not the work
 
 from __future__ import annotations
 
-from fencepost import fence, journal, limits, operations
+import json
+from typing import NamedTuple
+
+from fencepost import errors, fence, journal, limits, operations
 from fencepost.identifiers import mint_token
 from fencepost.journal import Head
-from fencepost.operations import Operation, OperationState, ReadBack, Step, StepOutcome
+from fencepost.operations import (
+    WON,
+    Operation,
+    OperationState,
+    ReadBack,
+    Step,
+    StepOutcome,
+    StepWrite,
+)
+from fencepost.ownership import HELD_BY
+from fencepost.runs import Beaten
 from fencepost.snapshot import VISIBLE, contended
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
-# The condition of every write here: the run is running, this owner holds it, and the fence admits
-# existing work.
-_OURS = f"""EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = :run_id AND {VISIBLE}
-    AND status = 'running'
-    AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce)
-  AND {fence.admits_existing_run_sql(":run_id")}"""
 
-# Decides: the owner asks; the lease has lapsed or, with a `:lease_token`, holds under that token;
+class StepResult(NamedTuple):
+    """What became of a verb, and the operation afterwards.
+
+    `beaten_by`: what took the run from a verb that lost it.
+    """
+
+    outcome: StepOutcome
+    operation: Operation | None
+    beaten_by: Beaten | None = None
+
+
+# The condition of every write here: the run is running, whoever asks holds it, and the fence
+# admits existing work.
+_RUN_IS_OURS = f"""run_id = :run_id AND {VISIBLE} AND status = 'running' AND {HELD_BY}
+  AND {fence.admits_existing_run_sql(":run_id")}"""
+_OURS = f"EXISTS (SELECT 1 FROM fencepost_runs WHERE {_RUN_IS_OURS})"
+
+# Beside it: the lease of a running operation holds. As `not Operation.lapsed`.
+_HOLDS = f"""(fencepost_operations.lease_expires_at_ms >= COALESCE(:now_ms, {NOW_MS})
+    AND fencepost_operations.generation
+      = (SELECT generation FROM fencepost_runs WHERE run_id = :run_id))"""
+
+
+# --- Interrupting ------------------------------------------------------------------------
+
+# Decides: the owner asks; the lease is over or, with a `:lease_token`, holds under that token;
 # and the run's history has no later event.
 _INTERRUPT = f"""
 UPDATE fencepost_operations SET state = 'interrupted', lease_expires_at_ms = NULL,
   write_token = :token, updated_at_ms = MAX(updated_at_ms, COALESCE(:now_ms, {NOW_MS}))
 WHERE run_id = :run_id AND operation_id = :operation_id AND {_OURS} AND state = 'running'
-  AND CASE WHEN :lease_token IS NULL THEN lease_expires_at_ms < COALESCE(:now_ms, {NOW_MS})
-    ELSE lease_token = :lease_token AND lease_expires_at_ms >= COALESCE(:now_ms, {NOW_MS}) END
+  AND CASE WHEN :lease_token IS NULL THEN NOT {_HOLDS}
+    ELSE lease_token = :lease_token AND {_HOLDS} END
   AND EXISTS (SELECT 1 FROM fencepost_runs
     WHERE run_id = :run_id AND head_sequence = :sequence - 1 AND head_hash = :prior_hash)
+{WON}
 """
 
 # Decides nothing: guarded by the token of the interruption. It sets the same token for the event.
@@ -52,7 +90,7 @@ def _interruption_statements(
 ) -> list[Statement]:
     """Make an operation interrupted, with its event. No other statements do.
 
-    With a `lease_token` its holder asks for it; without one its lease has lapsed.
+    With a `lease_token` its holder asks for it; without one its lease is over.
     """
     event = journal.next_event(head, "operation-interrupted", {"operation": step.id})
     write: dict[str, Parameter] = {"token": token, "sequence": event.sequence, "now_ms": now_ms}
@@ -65,45 +103,121 @@ def _interruption_statements(
     ]
 
 
-async def _mark_lapsed(
-    db: Database,
-    step: Step,
-    back: ReadBack,
-    then: list[Statement],
-    token: str | None,
-    now_ms: int | None,
+async def _try_to_interrupt(
+    db: Database, step: Step, lease_token: str | None, head: Head, now_ms: int | None
 ) -> ReadBack:
-    """Mark a lapsed operation interrupted, and then run `then`, which write `token`.
+    """One attempt; it loses if another event follows `head`."""
 
-    One more round trip, because the event needs the head of the run's history; one more each
-    time that another event gets there first.
+    def could_win(back: ReadBack) -> bool:
+        found = back.operation
+        if found is None or back.run.head != head:
+            return False
+        return found.lapsed if lease_token is None else found.held_under(lease_token)
+
+    token = mint_token()
+    statements = _interruption_statements(step, lease_token, head, token, now_ms)
+    receipt = operations.event_receipt(step, token, head.sequence + 1)
+    return await operations.verb(db, step, StepWrite(statements, receipt, could_win), now_ms)
+
+
+async def _lost(db: Database, step: Step, back: ReadBack, now_ms: int | None) -> StepResult:
+    """Why a verb with a token lost; an operation that lapsed is marked interrupted first.
+
+    That takes one more round trip, because the event needs the head of the run's history, and one
+    more each time that another event gets there first. Raises Fenced; NotFound to the run's owner
+    where there is no operation; Unavailable when the last attempt to mark it lost too.
     """
     for _ in range(limits.RACE_ATTEMPTS_MAX):
-        if not (back.operation and back.operation.lapsed and back.require_ours(step)):
+        if not _to_be_marked(step, back):
             break
-        marked = mint_token()
-        statements = _interruption_statements(step, None, back.run.head, marked, now_ms)
-        back = await operations.verb(db, step, [*statements, *then], token or marked, now_ms)
-    return back
+        back = await _try_to_interrupt(db, step, None, back.run.head, now_ms)
+    if _to_be_marked(step, back):
+        raise contended()
+    return _loss(step, back)
 
+
+def _loss(step: Step, back: ReadBack) -> StepResult:
+    if not back.require_ours(step):
+        return StepResult(StepOutcome.FENCE_LOST, back.operation, back.taken_by)
+    if back.operation is None:
+        raise operations.not_found()
+    return StepResult(StepOutcome.LEASE_FENCED, back.operation)
+
+
+def _to_be_marked(step: Step, back: ReadBack) -> bool:
+    lapsed = back.operation is not None and back.operation.lapsed
+    return lapsed and back.require_ours(step)
+
+
+async def interrupt(
+    db: Database, step: Step, token: str, *, now_ms: int | None = None
+) -> StepResult:
+    """End the lease without an outcome. The operation can be acquired again. Two round trips.
+
+    Losses, in order: fence_lost, lease_fenced. Raises NotFound, Fenced, and Unavailable when
+    other events got into the history first limits.RACE_ATTEMPTS_MAX times.
+    """
+    back = await operations.verb(db, step, None, now_ms)
+    for _ in range(limits.RACE_ATTEMPTS_MAX):
+        if not (back.require_ours(step) and back.holds(token)):
+            break
+        back = await _try_to_interrupt(db, step, token, back.run.head, now_ms)
+        if back.won:
+            return StepResult(StepOutcome.INTERRUPTED, back.operation)
+    if back.require_ours(step) and back.holds(token):
+        raise contended()
+    return await _lost(db, step, back, now_ms)
+
+
+# --- Acquiring ---------------------------------------------------------------------------
 
 # Decides: the owner asks, and the operation is new; or has this payload and is interrupted, or is
-# running and to be preempted (`:preempt`). A lapsed one must be marked interrupted before.
+# running under a lease that holds and is to be preempted (`:preempt`). A lapsed one must be marked
+# interrupted before.
 _ACQUIRE = f"""
 INSERT INTO fencepost_operations (run_id, operation_id, kind, payload_fingerprint, state,
-  lease_token, lease_expires_at_ms, write_token, created_at_ms, updated_at_ms)
-SELECT :run_id, :operation_id, 'lease', :payload_fingerprint, 'running',
-  :token, COALESCE(:now_ms, {NOW_MS}) + :ttl_ms, :token,
+  lease_token, generation, lease_expires_at_ms, write_token, created_at_ms, updated_at_ms)
+SELECT run_id, :operation_id, 'lease', :payload_fingerprint, 'running',
+  :token, generation, COALESCE(:now_ms, {NOW_MS}) + :ttl_ms, :token,
   COALESCE(:now_ms, {NOW_MS}), COALESCE(:now_ms, {NOW_MS})
-WHERE {_OURS}
+FROM fencepost_runs WHERE {_RUN_IS_OURS}
 ON CONFLICT (run_id, operation_id) DO UPDATE SET state = 'running',
-  lease_token = excluded.lease_token, lease_expires_at_ms = excluded.lease_expires_at_ms,
+  lease_token = excluded.lease_token, generation = excluded.generation,
+  lease_expires_at_ms = excluded.lease_expires_at_ms,
   write_token = excluded.write_token, updated_at_ms = MAX(updated_at_ms, excluded.updated_at_ms)
 WHERE payload_fingerprint = excluded.payload_fingerprint
-  AND (state = 'interrupted'
-    OR (state = 'running' AND :preempt = 1
-      AND fencepost_operations.lease_expires_at_ms >= COALESCE(:now_ms, {NOW_MS})))
+  AND (state = 'interrupted' OR (state = 'running' AND :preempt = 1 AND {_HOLDS}))
+{WON}
 """
+
+
+class _Wish(NamedTuple):
+    """What an acquisition asks for."""
+
+    payload_fingerprint: str
+    ttl_ms: int
+    preempt: bool
+    exclusive: bool
+
+    @property
+    def params(self) -> dict[str, Parameter]:
+        return {
+            "payload_fingerprint": self.payload_fingerprint,
+            "ttl_ms": self.ttl_ms,
+            "preempt": int(self.preempt),
+        }
+
+    def settled(self, found: Operation | None) -> StepOutcome | None:
+        """What it comes to without a new lease; None if one is to be had."""
+        if found is None or found.lapsed:
+            return None
+        if found.payload_fingerprint != self.payload_fingerprint:
+            return StepOutcome.OPERATION_CONFLICT
+        if found.state is OperationState.COMMITTED:
+            return StepOutcome.REPLAYED
+        if self.preempt or found.state is OperationState.INTERRUPTED:
+            return None
+        return StepOutcome.OPERATION_ALREADY_RUNNING if self.exclusive else StepOutcome.SHARED
 
 
 async def acquire(
@@ -115,35 +229,55 @@ async def acquire(
     preempt: bool = False,
     exclusive: bool = False,
     now_ms: int | None = None,
-) -> tuple[StepOutcome, Operation | None]:
+) -> StepResult:
     """Lease an operation for `ttl_ms` milliseconds from now, or read its committed outcome.
 
     One round trip; more when a lapsed lease must be marked interrupted first. Wins: acquired (a
     new token); shared (the lease that holds, unchanged); replayed (the committed outcome).
     Losses, in order: fence_lost, operation_conflict (another payload), operation_already_running
-    (with `exclusive`). Raises NotFound and Fenced.
+    (with `exclusive`). Raises NotFound and Fenced, and Unavailable when others got in between
+    each time.
     """
-    token = mint_token()
-    lease: dict[str, Parameter] = {"token": token, "ttl_ms": ttl_ms, "preempt": int(preempt)}
-    lease |= {"payload_fingerprint": payload_fingerprint, "now_ms": now_ms}
-    acquire = [Statement(_ACQUIRE, **step.params, **lease)]
-    back = await operations.verb(db, step, acquire, token, now_ms)
-    back = await _mark_lapsed(db, step, back, acquire, token, now_ms)
-    operation = back.operation
-    if operation is not None and operation.write_token == token:
-        return StepOutcome.ACQUIRED, operation
-    if not back.require_ours(step) or operation is None:
-        return StepOutcome.FENCE_LOST, operation
-    if operation.payload_fingerprint != payload_fingerprint:
-        return StepOutcome.OPERATION_CONFLICT, operation
-    if operation.state is OperationState.COMMITTED:
-        return StepOutcome.REPLAYED, operation
-    return (StepOutcome.OPERATION_ALREADY_RUNNING if exclusive else StepOutcome.SHARED), operation
 
+    wish = _Wish(payload_fingerprint, ttl_ms, preempt, exclusive)
+    lapsed_at: Head | None = None
+    for _ in range(1 + limits.RACE_ATTEMPTS_MAX):
+        token = mint_token()
+        write = _acquisition(step, wish, token, lapsed_at, now_ms)
+        back = await operations.verb(db, step, write, now_ms)
+        found = back.operation
+        if back.won_just_now or back.holds(token):
+            return StepResult(StepOutcome.ACQUIRED, found)
+        if not back.require_ours(step):
+            return StepResult(StepOutcome.FENCE_LOST, found, back.taken_by)
+        if outcome := wish.settled(found):
+            return StepResult(outcome, found)
+        lapsed_at = back.run.head if found is not None and found.lapsed else None
+    raise contended()
+
+
+def _acquisition(
+    step: Step, wish: _Wish, token: str, lapsed_at: Head | None, now_ms: int | None
+) -> StepWrite:
+    """One attempt; with `lapsed_at`, the head of the history, it marks a lapsed lease first."""
+
+    def could_win(back: ReadBack) -> bool:
+        lapsed = back.operation is not None and back.operation.lapsed
+        return wish.settled(back.operation) is None and (not lapsed or back.run.head == lapsed_at)
+
+    acquire = Statement(_ACQUIRE, **step.params, **wish.params, token=token, now_ms=now_ms)
+    marking = (
+        _interruption_statements(step, None, lapsed_at, mint_token(), now_ms) if lapsed_at else []
+    )
+    statements = [*marking, acquire]
+    return StepWrite(statements, operations.lease_receipt(step, token), could_win, len(marking))
+
+
+# --- Holding -----------------------------------------------------------------------------
 
 # The condition of the verbs with a token: the owner asks, and the lease holds under that token.
 _HELD = f"""run_id = :run_id AND operation_id = :operation_id AND {_OURS} AND state = 'running'
-  AND lease_token = :lease_token AND lease_expires_at_ms >= COALESCE(:now_ms, {NOW_MS})"""
+  AND lease_token = :lease_token AND {_HOLDS}"""
 
 # Decides: the lease holds. Its end never moves backwards.
 _RENEW = f"""
@@ -151,18 +285,34 @@ UPDATE fencepost_operations SET
   lease_expires_at_ms = MAX(lease_expires_at_ms, COALESCE(:now_ms, {NOW_MS}) + :ttl_ms),
   write_token = :token, updated_at_ms = MAX(updated_at_ms, COALESCE(:now_ms, {NOW_MS}))
 WHERE {_HELD}
+{WON}
 """
 
 
 async def renew(
     db: Database, step: Step, token: str, ttl_ms: int, *, now_ms: int | None = None
-) -> tuple[StepOutcome, Operation | None]:
+) -> StepResult:
     """Let the lease hold for `ttl_ms` milliseconds from now; never shorter than before.
 
     One round trip. Losses, in order: fence_lost, lease_fenced. Raises NotFound and Fenced.
     """
-    won = StepOutcome.RENEWED
-    return await _with_token(db, step, _RENEW, won, now_ms, lease_token=token, ttl_ms=ttl_ms)
+    back = await _under_lease(db, step, _RENEW, token, now_ms, ttl_ms=ttl_ms)
+    if back.won_just_now or (back.won and back.holds(token)):
+        return StepResult(StepOutcome.RENEWED, back.operation)
+    return await _lost(db, step, back, now_ms)
+
+
+async def assert_held(
+    db: Database, step: Step, token: str, *, now_ms: int | None = None
+) -> StepResult:
+    """Whether the lease holds when it is read. Writes nothing. One round trip.
+
+    Losses, in order: fence_lost, lease_fenced. Raises NotFound and Fenced.
+    """
+    back = await operations.verb(db, step, None, now_ms)
+    if back.require_ours(step) and back.holds(token):
+        return StepResult(StepOutcome.ASSERTED, back.operation)
+    return _loss(step, back)
 
 
 # Decides: the lease holds. Ends it.
@@ -170,88 +320,51 @@ _COMMIT = f"""
 UPDATE fencepost_operations SET state = 'committed', outcome = :outcome, lease_expires_at_ms = NULL,
   write_token = :token, updated_at_ms = MAX(updated_at_ms, COALESCE(:now_ms, {NOW_MS}))
 WHERE {_HELD}
+{WON}
 """
 
 
 async def commit(
     db: Database, step: Step, token: str, outcome_json: str, *, now_ms: int | None = None
-) -> tuple[StepOutcome, Operation | None]:
+) -> StepResult:
     """Store the outcome and end the lease. One round trip. The outcome cannot be changed later.
 
-    A retry with the same token and outcome gets `committed` again. Losses, in order:
-    fence_lost, lease_fenced. Raises NotFound and Fenced.
-    """
-    won = StepOutcome.COMMITTED
-    outcome, found = await _with_token(
-        db, step, _COMMIT, won, now_ms, lease_token=token, outcome=outcome_json
-    )
-    if (
-        outcome is StepOutcome.LEASE_FENCED
-        and found is not None
-        and (found.lease_token, found.outcome_json) == (token, outcome_json)
-    ):
-        return StepOutcome.COMMITTED, found
-    return outcome, found
-
-
-async def interrupt(
-    db: Database, step: Step, token: str, *, now_ms: int | None = None
-) -> tuple[StepOutcome, Operation | None]:
-    """End the lease without an outcome. The operation can be acquired again. Two round trips.
-
-    Losses, in order: fence_lost, lease_fenced. Raises NotFound, Fenced, and Unavailable when
-    other events got into the history first limits.RACE_ATTEMPTS_MAX times.
-    """
-    back = await operations.verb(db, step, [], "", now_ms)
-    for _ in range(limits.RACE_ATTEMPTS_MAX):
-        loss, found = _loss(step, back), back.operation
-        if loss is not StepOutcome.LEASE_FENCED or found is None or not found.held_under(token):
-            await _mark_lapsed(db, step, back, [], None, now_ms)
-            return loss, found
-        written = mint_token()
-        statements = _interruption_statements(step, token, back.run.head, written, now_ms)
-        back = await operations.verb(db, step, statements, written, now_ms)
-        if back.operation is not None and back.operation.write_token == written:
-            return StepOutcome.INTERRUPTED, back.operation
-    raise contended()
-
-
-async def assert_held(
-    db: Database, step: Step, token: str, *, now_ms: int | None = None
-) -> tuple[StepOutcome, Operation | None]:
-    """Whether the lease holds when it is read. Writes nothing. One round trip.
-
+    A retry with the same token and an outcome that is equal as JSON gets `committed` again.
     Losses, in order: fence_lost, lease_fenced. Raises NotFound and Fenced.
     """
-    back = await operations.verb(db, step, [], "", now_ms)
-    loss, found = _loss(step, back), back.operation
-    if loss is StepOutcome.LEASE_FENCED and found is not None and found.held_under(token):
-        return StepOutcome.ASSERTED, found
-    return loss, found
+    back = await _under_lease(db, step, _COMMIT, token, now_ms, outcome=outcome_json)
+    if back.won:
+        return StepResult(StepOutcome.COMMITTED, back.operation)
+    result = await _lost(db, step, back, now_ms)
+    found = result.operation
+    if (
+        result.outcome is StepOutcome.LEASE_FENCED
+        and found is not None
+        and found.lease_token == token
+        and _equal_as_json(found.outcome_json, outcome_json)
+    ):
+        return StepResult(StepOutcome.COMMITTED, found)
+    return result
 
 
-async def _with_token(
-    db: Database,
-    step: Step,
-    sql: str,
-    won: StepOutcome,
-    now_ms: int | None,
-    **lease: Parameter,
-) -> tuple[StepOutcome, Operation | None]:
-    """A write under a lease. If the lease has lapsed, a second batch marks it interrupted."""
-    written = mint_token()
-    statements = [Statement(sql, **step.params, **lease, token=written, now_ms=now_ms)]
-    back = await operations.verb(db, step, statements, written, now_ms)
-    if back.operation is not None and back.operation.write_token == written:
-        return won, back.operation
-    back = await _mark_lapsed(db, step, back, [], None, now_ms)
-    return _loss(step, back), back.operation
+def _equal_as_json(stored: str | None, text: str) -> bool:
+    """Whether an outcome, if one is stored, is the JSON value of a text."""
+    if stored is None or stored == text:
+        return stored == text
+    try:
+        value = json.loads(stored)
+    except (ValueError, RecursionError):
+        raise errors.RowCorrupt(operations.TABLE, "outcome is JSON") from None
+    return journal.canonical(value) == journal.canonical(json.loads(text))
 
 
-def _loss(step: Step, back: ReadBack) -> StepOutcome:
-    """Why a verb with a token did not win. Raises Fenced, and NotFound to the run's owner."""
-    if not back.require_ours(step):
-        return StepOutcome.FENCE_LOST
-    if back.operation is None:
-        raise operations.not_found()
-    return StepOutcome.LEASE_FENCED
+async def _under_lease(
+    db: Database, step: Step, sql: str, lease_token: str, now_ms: int | None, **more: Parameter
+) -> ReadBack:
+    """A write under a lease."""
+    token = mint_token()
+    lease: dict[str, Parameter] = {"lease_token": lease_token, "now_ms": now_ms, **more}
+    statements = [Statement(sql, **step.params, **lease, token=token)]
+    receipt = operations.write_receipt(step, token)
+    write = StepWrite(statements, receipt, lambda back: back.holds(lease_token))
+    return await operations.verb(db, step, write, now_ms)

@@ -88,6 +88,35 @@ def latest_statement(run_id: str, viewer: Principal | None) -> Statement:
     return Statement(_LATEST, run_id=run_id, **scope(viewer))
 
 
+def _last_of(condition: str) -> str:
+    """SQL: the last member, by round, for which `condition` holds of `member`; NULL if none."""
+    return f"""COALESCE(
+  (SELECT member.run_id FROM ({ROOT}) AS root JOIN fencepost_runs AS member ON {_ROUNDS}
+    WHERE {condition} ORDER BY lineage_round DESC, member.run_id DESC LIMIT 1),
+  (SELECT member.run_id FROM ({ROOT}) AS root JOIN fencepost_runs AS member ON {_SELF}
+    WHERE {condition}))"""
+
+
+# The last member with a fact of the request that `:token` names.
+ASKED = _last_of("""EXISTS (SELECT 1 FROM fencepost_ownership AS fact
+      WHERE fact.run_id = member.run_id AND fact.write_token = :token)""")
+_OPEN_REQUEST = _last_of("member.finished_at_ms IS NULL AND cancel_requested_at_ms IS NOT NULL")
+
+# Decides nothing: shows the run that the outcome of a request is about.
+_READ_ASKED = f"""
+SELECT fencepost_runs.*, state, result, {NOW_MS} AS now_ms
+FROM fencepost_runs LEFT JOIN fencepost_snapshots USING (run_id)
+WHERE run_id = COALESCE({ASKED}, {_OPEN_REQUEST}, ({LATEST_ID}))
+"""
+
+
+def asked_statement(run_id: str, viewer: Principal | None, token: str) -> Statement:
+    """The last round that the request named by `token` was made of; else the last round that has
+    not ended and had one before; else the last round. One row or none, for `Run.from_row`.
+    """
+    return Statement(_READ_ASKED, run_id=run_id, **scope(viewer), token=token)
+
+
 async def latest(db: Database, run_id: str, viewer: Principal | None) -> Run:
     """The last round of the lineage of a run, with state and result. Raises NotFound."""
     try:

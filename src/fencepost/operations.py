@@ -1,21 +1,24 @@
 """Operations: named, leased steps inside a run. The row, and reading it.
 
-`leases` has the verbs. Reads never write: an operation whose lease has lapsed is shown as lapsed,
-and a later POST of the owner marks it interrupted.
+What may be done to one, and by whom, is `leases`. Reads never write: a lease that lapsed is
+displayed as lapsed, and marked interrupted by the owner's next POST. A lease lapses by time, and
+with the generation of the run in which it was granted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
 from fencepost import errors, fence, snapshot
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal
-from fencepost.runs import Owner, Run, RunStatus
+from fencepost.ownership import HELD_BY, holder
+from fencepost.runs import Beaten, Owner, Run
 from fencepost.snapshot import VISIBLE, scope
 from fencepost.storage import writes
-from fencepost.storage.d1 import Database
+from fencepost.storage.d1 import Database, Result
 from fencepost.storage.rows import Row, Rules, check_row, whole
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
@@ -56,10 +59,9 @@ LOSSES = frozenset(
 
 
 class Operation(NamedTuple):
-    """A row of fencepost_operations. Times are milliseconds of the database's clock.
-
-    `now_ms` is the time at which the row was read. `lease_token` is the token of the last lease,
-    which may have ended.
+    """A row of fencepost_operations. Times are ms of the database's clock; `now_ms` is that
+    clock at the reading. `lease_token` is that of the last lease, held or not, and `generation`
+    the run's when it was granted; `in_generation`: the run still runs in that one.
     """
 
     run_id: str
@@ -68,15 +70,22 @@ class Operation(NamedTuple):
     payload_fingerprint: str
     state: OperationState
     lease_token: str
+    generation: int
     lease_expires_at_ms: int | None
     outcome_json: str | None
     write_token: str
+    in_generation: bool
     now_ms: int
 
     @property
     def lapsed(self) -> bool:
-        """Whether it is running and its lease has ended. In its last millisecond it has not."""
-        return self.lease_expires_at_ms is not None and self.lease_expires_at_ms < self.now_ms
+        """Whether it is running under a lease that is over, by time or with its generation.
+
+        A lease that ends exactly now is not over.
+        """
+        if self.lease_expires_at_ms is None:
+            return False
+        return not self.in_generation or self.lease_expires_at_ms < self.now_ms
 
     def held_under(self, token: str) -> bool:
         """Whether the lease with this token holds."""
@@ -94,9 +103,11 @@ class Operation(NamedTuple):
             row["payload_fingerprint"],
             OperationState(row["state"]),
             row["lease_token"],
+            row["generation"],
             row["lease_expires_at_ms"],
             row["outcome"],
             row["write_token"],
+            bool(row["in_generation"]),
             row["now_ms"],
         )
 
@@ -114,22 +125,32 @@ _RULES: Rules = (
     ),
     ("times are whole milliseconds", whole("lease_expires_at_ms", null=True)),
     ("times are whole milliseconds", whole("updated_at_ms")),
+    ("generation is whole", whole("generation")),
+)
+
+# A column for `Operation.from_row`, of a `step` joined with its `run`.
+IN_GENERATION = (
+    "COALESCE(run.status = 'running' AND run.generation = step.generation, 0) AS in_generation"
 )
 
 
 class Step(NamedTuple):
-    """Which operation, of which run, for which owner. `id` is in lower case."""
+    """An operation as the owner of its run names it; `id` is in lower case.
+
+    With a `generation` it is the owner's only while the run is in it.
+    """
 
     run_id: str
     viewer: Principal | None
     owner: Owner
     id: str
+    generation: int | None = None
 
     @property
     def params(self) -> dict[str, Parameter]:
-        """Values that every write binds: the run, its viewer, its owner, and the operation."""
+        """What every write binds: the run, who sees it, who holds it, and the operation."""
         run: dict[str, Parameter] = {"run_id": self.run_id, **scope(self.viewer)}
-        return {**run, **self.owner.params, "operation_id": self.id}
+        return {**run, **holder(self.owner, self.generation), "operation_id": self.id}
 
 
 # The run without its state and result, which are not needed here.
@@ -138,8 +159,9 @@ SELECT fencepost_runs.*, COALESCE(:now_ms, {NOW_MS}) AS now_ms FROM fencepost_ru
 WHERE run_id = :run_id AND {VISIBLE}
 """
 _READ = f"""
-SELECT *, COALESCE(:now_ms, {NOW_MS}) AS now_ms FROM fencepost_operations
-WHERE run_id = :run_id AND operation_id = :operation_id
+SELECT step.*, {IN_GENERATION}, COALESCE(:now_ms, {NOW_MS}) AS now_ms
+FROM fencepost_operations AS step LEFT JOIN fencepost_runs AS run USING (run_id)
+WHERE step.run_id = :run_id AND step.operation_id = :operation_id
 """
 
 
@@ -171,43 +193,125 @@ def not_found() -> errors.NotFound:
     return errors.NotFound("There is no such operation in this run.", code="OPERATION_NOT_FOUND")
 
 
-class ReadBack(NamedTuple):
-    """The rows after a verb, read back in the same batch."""
-
-    run: Run
-    operation: Operation | None
-    gate: Fence
-
-    def require_ours(self, step: Step) -> bool:
-        """Whether the run is running and the owner who asks holds it. Raises Fenced."""
-        self.gate.require_existing_run(step.run_id)
-        return self.run.status is RunStatus.RUNNING and self.run.owner == step.owner
-
-
-_RECEIPT = """
-SELECT 1 AS landed FROM fencepost_operations
-WHERE run_id = :run_id AND operation_id = :operation_id AND write_token = :token
+# What took the run from whoever asks: its last ownership fact; no row while the asker holds it.
+_TAKEN = f"""
+SELECT type, generation, sequence, at_ms FROM fencepost_ownership
+WHERE run_id = :run_id
+  AND sequence = (SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id)
+  AND NOT EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = :run_id AND {HELD_BY})
 """
 
 
-async def verb(
-    db: Database, step: Step, statements: list[Statement], token: str, now_ms: int | None
-) -> ReadBack:
-    """Run a verb's statements, which write `token`, and read run, operation and fence back.
+class ReadBack(NamedTuple):
+    """What a verb left behind, read back in its batch.
 
-    One batch; without statements it only reads. The verb won if the row read back has `token`.
-
-    Raises NotFound when the run does not exist or is another principal's, and MissingTable when
-    the run exists and the table of operations does not.
+    `rows`: of the statement that decides, or of the receipt after a lost reply; a row if the verb
+    won. `taken_by`: the run's last ownership fact, if the asker does not hold the run.
     """
-    reads = [*_reads(step.run_id, step.viewer, step.id, now_ms), fence.read_statement()]
-    receipt = Statement(_RECEIPT, run_id=step.run_id, operation_id=step.id, token=token)
+
+    rows: list[Row]
+    run: Run
+    operation: Operation | None
+    fence_rows: list[Row]
+    taken_by: Beaten | None
+
+    @property
+    def won(self) -> bool:
+        return bool(self.rows)
+
+    @property
+    def won_just_now(self) -> bool:
+        """Whether the verb won in this very batch: nothing can have come after it."""
+        return self.won and bool(self.rows[0]["just_now"])
+
+    def holds(self, token: str) -> bool:
+        """Whether the lease of this token holds, whoever asks."""
+        return self.operation is not None and self.operation.held_under(token)
+
+    def require_ours(self, step: Step) -> bool:
+        """Whether whoever asks holds the run. Raises Fenced and FenceUnreadable."""
+        Fence.from_rows(self.fence_rows).require_existing_run(step.run_id)
+        return self.run.held_by(step.owner, step.generation)
+
+
+class StepWrite(NamedTuple):
+    """One attempt of a verb: its statements. The one with index `decides` returns WON if it won.
+
+    `receipt` returns a row if it has landed. `could_win` judges what was read back after
+    a lost reply, if the run is still held by whoever asks.
+    """
+
+    statements: list[Statement]
+    receipt: Statement
+    could_win: Callable[[ReadBack], bool]
+    decides: int = 0
+
+
+# What a deciding statement returns.
+WON = "RETURNING 1 AS just_now"
+
+_RECEIPT_OF_WRITE = """
+SELECT 0 AS just_now FROM fencepost_operations
+WHERE run_id = :run_id AND operation_id = :operation_id AND write_token = :token
+"""
+_RECEIPT_OF_LEASE = """
+SELECT 0 AS just_now FROM fencepost_operations
+WHERE run_id = :run_id AND operation_id = :operation_id AND lease_token = :token
+"""
+_RECEIPT_OF_EVENT = """
+SELECT 0 AS just_now FROM fencepost_events
+WHERE run_id = :run_id AND sequence = :sequence AND write_token = :token
+"""
+
+
+def write_receipt(step: Step, token: str) -> Statement:
+    """Of the last write to an operation."""
+    return Statement(_RECEIPT_OF_WRITE, run_id=step.run_id, operation_id=step.id, token=token)
+
+
+def lease_receipt(step: Step, token: str) -> Statement:
+    """Of the last lease, whatever became of it."""
+    return Statement(_RECEIPT_OF_LEASE, run_id=step.run_id, operation_id=step.id, token=token)
+
+
+def event_receipt(step: Step, token: str, sequence: int) -> Statement:
+    """Of a write with an event, whatever came after it."""
+    return Statement(_RECEIPT_OF_EVENT, run_id=step.run_id, sequence=sequence, token=token)
+
+
+async def verb(db: Database, step: Step, write: StepWrite | None, now_ms: int | None) -> ReadBack:
+    """Run one attempt of a verb, and read run, operation and fence back, in one batch.
+
+    Without a write it only reads. Raises NotFound when the run is not there, or is another
+    principal's; MissingTable when the run is there and the table is not.
+    """
+    taken = Statement(_TAKEN, run_id=step.run_id, **holder(step.owner, step.generation))
+    reads = _reads(step.run_id, step.viewer, step.id, now_ms)
+    reads += [fence.read_statement(), taken]
+
+    def could_win(seen: list[Result]) -> bool:
+        if write is None or not seen[0].rows:
+            return False
+        back = _read_back([], seen)
+        return back.run.held_by(step.owner, step.generation) and write.could_win(back)
+
     try:
-        written = await writes.write(db, writes.Write(statements, reads, receipt))
+        if write is None:
+            return _read_back([], await db.read(reads))
+        statements, receipt, _, decides = write
+        written = await writes.write(
+            db, writes.Write(statements, reads, receipt, decides=decides, could_win=could_win)
+        )
     except errors.MissingTable:
         await snapshot.read(db, step.run_id, step.viewer)
         raise
-    row, stored, gate = written.reads
+    return _read_back(written.rows, written.reads)
+
+
+def _read_back(rows: list[Row], reads: list[Result]) -> ReadBack:
+    """Raises NotFound when the run is not there, or is another principal's."""
+    row, stored, gate, taken = reads
     run = snapshot.found(row)
     operation = Operation.from_row(stored.rows[0]) if stored.rows else None
-    return ReadBack(run, operation, Fence.from_rows(gate.rows))
+    taken_by = Beaten(**taken.rows[0]) if taken.rows else None
+    return ReadBack(rows, run, operation, gate.rows, taken_by)

@@ -15,11 +15,29 @@ from typing import Literal, NamedTuple
 
 from fencepost import errors, fence
 from fencepost.identifiers import Principal, mint_token
-from fencepost.runs import Outcome, Owner, Run, RunStatus
-from fencepost.snapshot import VISIBLE, found, not_found, read_statement, scope, verb
+from fencepost.runs import Grant, Outcome, Owner, Run, RunStatus, VerbResult
+from fencepost.snapshot import (
+    VISIBLE,
+    RunReadBack,
+    found,
+    not_found,
+    read_statement,
+    scope,
+    verb,
+)
 from fencepost.storage.d1 import Database
-from fencepost.storage.rows import Row, Rules, check_row, whole
-from fencepost.storage.sql import NOW_MS, Statement
+from fencepost.storage.rows import Row, Rules, all_or_none, check_row, whole
+from fencepost.storage.sql import NOW_MS, Parameter, Statement
+
+# The owner that asks holds the run, in the generation that it says, if it says one.
+HELD_BY = """owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce
+  AND (:generation IS NULL OR generation = :generation)"""
+
+
+def holder(owner: Owner, generation: int | None) -> dict[str, Parameter]:
+    """The parameters of HELD_BY."""
+    return {**owner.params, "generation": generation}
+
 
 # A running run has an owner. Another process can own it only with evidence about that owner: its
 # lease has ended, its process is dead on the same host, or its host cannot be reached
@@ -28,18 +46,25 @@ EVIDENCE_KINDS = ("lease-expired", "same-host-pid-dead", "cross-host-unreachable
 
 
 class Evidence(NamedTuple):
-    """Why the caller believes that the present owner is dead.
+    """Why the owner (or claimant) that it names is believed dead.
 
-    The kind is the caller's word. Whether the lease has lapsed is checked here.
+    Whether the lease has ended is judged here, by the database's clock. With
+    `expected_heartbeat_at_ms` it holds only for the lease that was looked at: evidence that
+    arrives after another heartbeat is stale.
     """
 
     kind: str
     expected_owner: Owner
+    expected_heartbeat_at_ms: int | None = None
 
     def keeps_its_rule(self, claimant: Owner) -> bool:
         """Whether its kind fits the host of the claimant and the host of the owner it names."""
         same_host = claimant.host_id == self.expected_owner.host_id
         return self.kind == "lease-expired" or (self.kind == "same-host-pid-dead") == same_host
+
+    def fits(self, run: Run) -> bool:
+        """Whether the run still has the heartbeat that was looked at, if one is named."""
+        return self.expected_heartbeat_at_ms in (None, run.heartbeat_at_ms)
 
 
 def expected_params(owner: Owner | None) -> dict[str, str | int | None]:
@@ -64,6 +89,8 @@ grantable AS (
   FROM fencepost_runs, clock
   WHERE run_id = :run_id AND {VISIBLE} AND claimed_at_ms IS NULL
     AND {fence.admits_existing_run_sql(":run_id")}
+    AND (:expected_status IS NULL OR status = :expected_status)
+    AND (:expected_heartbeat_at_ms IS NULL OR heartbeat_at_ms = :expected_heartbeat_at_ms)
     AND (status IN ('pending', 'suspended')
       OR (status = 'running' AND lease_expires_at_ms < now_ms
         AND ((owner_host_id, owner_pid, owner_nonce) = (:host_id, :pid, :nonce)
@@ -78,7 +105,7 @@ SELECT run_id,
   type, :host_id, :pid, :nonce, generation + (type = 'activated'),
   CASE WHEN type <> 'released' THEN at_ms END, :token, at_ms
 FROM grantable JOIN step USING (taken_from)
-RETURNING run_id
+RETURNING generation
 """
 
 # Decides nothing: guarded by the fact just written. Its time is the fact's time.
@@ -95,6 +122,13 @@ WHERE run_id = :run_id AND fact.token = :token
 """
 
 
+# Decides: whether a grant landed, and which generation it gave, whoever holds the run now.
+_GRANT_RECEIPT = """
+SELECT generation FROM fencepost_ownership
+WHERE run_id = :run_id AND write_token = :token AND type = 'activated'
+"""
+
+
 async def own(
     db: Database,
     run_id: str,
@@ -103,36 +137,53 @@ async def own(
     *,
     lease_ms: int | None = None,
     evidence: Evidence | None = None,
+    expected_status: RunStatus | None = None,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
+) -> VerbResult:
     """Own a run that waits for an owner, or whose owner's lease lapsed. One round trip.
 
-    `lease_ms` (milliseconds) None keeps the lease length of the run. Losses, in order:
-    already_claimed, heartbeat_fresh, evidence_required, snapshot_changed. Raises NotFound and
-    Fenced.
+    `lease_ms` (milliseconds) None keeps the lease length of the run; `expected_status` and the
+    evidence's heartbeat, if given, must be the run's. Losses, in order: already_claimed,
+    heartbeat_fresh, evidence_required, snapshot_changed; after a lost reply also overtaken and
+    lease_lapsed (`granted`). Raises NotFound and Fenced.
     """
     token = mint_token()
-    kind, expected = (None, None) if evidence is None else evidence
+    kind, expected, heartbeat_at_ms = (None, None, None) if evidence is None else evidence
     grant = {"run_id": run_id, "token": token, **owner.params}
     proof = {"evidence_kind": kind, **expected_params(expected)}
+    seen = {"expected_status": expected_status, "expected_heartbeat_at_ms": heartbeat_at_ms}
     statements = [
-        Statement(_GRANT_FACTS, **grant, **scope(viewer), **proof, now_ms=now_ms),
+        Statement(_GRANT_FACTS, **grant, **scope(viewer), **proof, **seen, now_ms=now_ms),
         Statement(_GRANT, **grant, lease_ms=lease_ms),
     ]
-    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms)
-    if won:
-        return Outcome.OWNED, run
-    gate.require_existing_run(run_id)
-    return _own_loss(run, evidence), run
+    receipt = Statement(_GRANT_RECEIPT, run_id=run_id, token=token)
+    back = await verb(db, statements, token, run_id, viewer, now_ms, receipt=receipt)
+    if back.won:
+        return granted(back, Outcome.OWNED, owner)
+    back.require_existing_run()
+    return back.lost(_own_loss(back.run, evidence, expected_status))
 
 
-def _own_loss(run: Run, evidence: Evidence | None) -> Outcome:
+def granted(back: RunReadBack, won: Outcome, owner: Owner) -> VerbResult:
+    """A grant of ownership is won only while the run shows this very grant, under its lease."""
+    generation = max(row["generation"] for row in back.rows)
+    run = back.run
+    if run.owner != owner or run.generation != generation:
+        return back.lost(Outcome.OVERTAKEN, Grant(generation))
+    if not run.lease_is_fresh:
+        return back.lost(Outcome.LEASE_LAPSED, Grant(generation))
+    return VerbResult(won, run)
+
+
+def _own_loss(run: Run, evidence: Evidence | None, expected_status: RunStatus | None) -> Outcome:
     if run.claim is not None:
         return Outcome.ALREADY_CLAIMED
+    as_expected = expected_status in (None, run.status)
     if run.status is RunStatus.RUNNING:
         if run.lease_is_fresh:
             return Outcome.HEARTBEAT_FRESH
-        if evidence is None or run.owner == evidence.expected_owner:
+        same = evidence is None or (run.owner == evidence.expected_owner and evidence.fits(run))
+        if same and as_expected:
             return Outcome.EVIDENCE_REQUIRED
     return Outcome.SNAPSHOT_CHANGED
 
@@ -147,8 +198,7 @@ UPDATE fencepost_runs SET
     MAX(lease_expires_at_ms, COALESCE(:now_ms, {NOW_MS}) + COALESCE(:lease_ms, lease_ms)),
   write_token = :token, updated_at_ms = MAX(updated_at_ms, COALESCE(:now_ms, {NOW_MS}))
 WHERE run_id = :run_id AND {VISIBLE} AND status = 'running'
-  AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce
-  AND {fence.admits_existing_run_sql(":run_id")}
+  AND {HELD_BY} AND {fence.admits_existing_run_sql(":run_id")}
 RETURNING run_id
 """
 
@@ -159,44 +209,66 @@ async def heartbeat(
     viewer: Principal | None,
     owner: Owner,
     *,
+    generation: int | None = None,
     lease_ms: int | None = None,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
-    """Renew the lease of a run that `owner` holds. One round trip, one row.
+) -> VerbResult:
+    """Renew the lease of a run that `owner` holds, in `generation` if given. One round trip.
 
-    `lease_ms` (milliseconds) becomes the run's lease length; None keeps it. Loss: fence_lost.
-    Raises NotFound and Fenced.
+    Writes one row. `lease_ms` (milliseconds) becomes the run's lease length; None keeps it. Loss:
+    fence_lost. Raises NotFound and Fenced.
     """
     token = mint_token()
-    who = {"run_id": run_id, **scope(viewer), **owner.params}
+    who = {"run_id": run_id, **scope(viewer), **holder(owner, generation)}
     renewal = Statement(_HEARTBEAT, **who, lease_ms=lease_ms, token=token, now_ms=now_ms)
-    won, run, gate = await verb(db, [renewal], token, run_id, viewer, now_ms)
-    if won:
-        return Outcome.RENEWED, run
-    gate.require_existing_run(run_id)
-    return Outcome.FENCE_LOST, run
+    back = await verb(
+        db,
+        [renewal],
+        token,
+        run_id,
+        viewer,
+        now_ms,
+        could_win=lambda run: run.held_by(owner, generation),
+    )
+    if back.won:
+        return VerbResult(Outcome.RENEWED, back.run)
+    back.require_existing_run()
+    return back.lost(Outcome.FENCE_LOST)
 
 
 async def reconfirm(
-    db: Database, run_id: str, viewer: Principal | None, owner: Owner, now_ms: int | None = None
-) -> tuple[Outcome, Run]:
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    owner: Owner,
+    *,
+    generation: int | None = None,
+    now_ms: int | None = None,
+) -> VerbResult:
     """As a heartbeat, by a process that is not sure whether it still holds the run."""
-    outcome, run = await heartbeat(db, run_id, viewer, owner, now_ms=now_ms)
-    return (Outcome.RECONFIRMED if outcome is Outcome.RENEWED else outcome), run
+    result = await heartbeat(db, run_id, viewer, owner, generation=generation, now_ms=now_ms)
+    won = result.outcome is Outcome.RENEWED
+    return result._replace(outcome=Outcome.RECONFIRMED) if won else result
 
 
 # --- Facts -------------------------------------------------------------------------------
 
 
-FACTS = ("claimed", "activated", "released", "stolen", "expired")
+# Of the ownership of a run and of claims on it; and of its cancel, which end no claim.
+CANCEL_FACTS = ("cancel-requested", "cancel-acknowledged")
+FACTS = ("claimed", "activated", "released", "stolen", "expired", *CANCEL_FACTS)
 
 
 class Fact(NamedTuple):
-    """A row of fencepost_ownership. `granted_at_ms` is None when an ownership ended."""
+    """A row of fencepost_ownership. `granted_at_ms` is None when an ownership ended.
+
+    `owner` is the process that it is about; a request for a cancel is a principal's instead.
+    """
 
     sequence: int
     type: str
-    owner: Owner
+    owner: Owner | None
+    principal: Principal | None
     generation: int
     granted_at_ms: int | None
     at_ms: int
@@ -205,30 +277,45 @@ class Fact(NamedTuple):
     def from_row(cls, row: Row) -> Fact:
         """Raises RowCorrupt for a row that breaks a rule."""
         check_row("fencepost_ownership", _FACT_RULES, row)
-        owner = Owner(row["owner_host_id"], row["owner_pid"], row["owner_nonce"])
-        times = (row["granted_at_ms"], row["at_ms"])
-        return cls(row["sequence"], row["type"], owner, row["generation"], *times)
+        owner = principal = None
+        if row["owner_host_id"] is not None:
+            owner = Owner(row["owner_host_id"], row["owner_pid"], row["owner_nonce"])
+        if row["principal_kind"] is not None:
+            principal = Principal(row["principal_kind"], row["principal_id"])
+        who = (row["sequence"], row["type"], owner, principal)
+        return cls(*who, row["generation"], row["granted_at_ms"], row["at_ms"])
 
 
 _FACT_RULES: Rules = (
+    ("type is known", lambda row: row["type"] in FACTS),
+    ("numbers are whole", whole("sequence", "generation", "at_ms")),
+    ("numbers are whole", whole("owner_pid", null=True)),
     (
-        "type is claimed, activated, released, stolen or expired",
-        lambda row: row["type"] in FACTS,
+        "a fact names a process, or the principal who requested a cancel",
+        lambda row: (
+            (row["owner_host_id"] is None)
+            == (row["type"] == "cancel-requested")
+            == (row["principal_kind"] is not None)
+        ),
     ),
-    ("numbers are whole", whole("sequence", "generation", "owner_pid", "at_ms")),
+    ("an owner is whole or absent", all_or_none("owner_host_id", "owner_pid", "owner_nonce")),
+    ("a principal is whole or absent", all_or_none("principal_kind", "principal_id")),
 )
+
+# The time of the claim that stands: cancels may have come after it.
+_CLAIM_AT_MS = """SELECT granted_at_ms FROM fencepost_ownership
+      WHERE run_id = :run_id AND type IN ('claimed', 'stolen') ORDER BY sequence DESC LIMIT 1"""
 
 # Decides nothing: guarded by the token of the write that it records. `:grant` says when the
 # ownership was granted: by this write ('now'), by the claim before ('claim'), or not at all.
-_FACT = """
+_FACT = f"""
 INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
   generation, granted_at_ms, write_token, at_ms)
 SELECT run_id,
   1 + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id), 0),
   :type, :host_id, :pid, :nonce, generation,
   CASE :grant WHEN 'now' THEN updated_at_ms
-    WHEN 'claim' THEN (SELECT granted_at_ms FROM fencepost_ownership
-      WHERE run_id = :run_id ORDER BY sequence DESC LIMIT 1) END,
+    WHEN 'claim' THEN ({_CLAIM_AT_MS}) END,
   :token, updated_at_ms
 FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token
 """
@@ -243,6 +330,32 @@ def fact_statement(
 ) -> Statement:
     """One fact, for the write named by `token`."""
     return Statement(_FACT, run_id=run_id, token=token, type=type, **owner.params, grant=grant)
+
+
+# Decides nothing: guarded by the token of the write that has removed a claim, if one stood: it
+# stands as long as no fact but those of cancels comes after its own. `:type` says how it ended.
+_CLAIM_ENDED = """
+INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
+  generation, granted_at_ms, write_token, at_ms)
+SELECT run.run_id,
+  1 + (SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id),
+  :type, last.owner_host_id, last.owner_pid, last.owner_nonce, run.generation,
+  last.granted_at_ms, :token, run.updated_at_ms
+FROM fencepost_runs AS run JOIN fencepost_ownership AS last ON last.run_id = run.run_id
+  AND last.sequence = (SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id
+    AND type NOT IN ('cancel-requested', 'cancel-acknowledged'))
+WHERE run.run_id = :run_id AND run.write_token = :token AND last.type IN ('claimed', 'stolen')
+"""
+
+
+def claim_ended_statement(
+    run_id: str, token: str, type: Literal["released", "expired"]
+) -> Statement:
+    """The fact that ends a standing claim, for a write that removes whatever claim there is.
+
+    It comes before the other facts of its batch.
+    """
+    return Statement(_CLAIM_ENDED, run_id=run_id, token=token, type=type)
 
 
 _PAGE = """

@@ -221,11 +221,32 @@ PROBLEMS = {
     "CANCEL_NOT_REQUESTED": Problem(
         409, "No cancel was requested", _NEVER, "There is no cancel request to acknowledge."
     ),
-    "ATTEMPT_CHANGED": Problem(
+    "OVERTAKEN": Problem(
         409,
-        "The start is in another attempt, or settled",
+        "The grant is over",
         _NEVER,
-        "Another operator, or the owner, settled or released this attempt first.",
+        "The grant was made, its reply was lost, and another process has taken the run since. The "
+        "caller holds nothing: `granted` is what it had, and it must not execute.",
+    ),
+    "LEASE_LAPSED": Problem(
+        409,
+        "The granted lease has ended",
+        _NEVER,
+        "The grant was made, its reply was lost, and its lease has ended since; nobody has taken "
+        "the run. A heartbeat with the owner and the generation in `granted` goes on with it.",
+    ),
+    "WORK_RECORDED": Problem(
+        409,
+        "The start cannot be given back",
+        _NEVER,
+        "Only the process that this attempt's start granted may release it, and only while the "
+        "attempt has recorded nothing. An operator resolves it.",
+    ),
+    "KEY_JOINED": Problem(
+        409,
+        "The key joined the run of another key",
+        _NEVER,
+        "The key that started the run releases or resolves it.",
     ),
     # A verb on an operation was refused.
     "OPERATION_CONFLICT": Problem(

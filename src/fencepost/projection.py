@@ -86,9 +86,10 @@ def _status(type: str, payload: dict[str, Any]) -> str | None:
         case "run-created" | "run-restarted":
             return "running"
         case "run-released":
-            return "pending"
+            return str(payload.get("to", "pending"))
         case "run-resolved":
-            return "completed" if payload["decision"] == "executed" else "pending"
+            executed = payload["decision"] == "executed"
+            return str(payload.get("to", "completed" if executed else "pending"))
         case "state-transitioned":
             return str(payload["to"])
     return None

@@ -1,32 +1,57 @@
-"""Releasing a start that did not execute, so that its key can be started again."""
+"""Releasing a start that did not execute, so that its key can be started again.
+
+Only work that was never begun is given back. The process that this attempt's start granted may
+say so, in that very generation, and only while the attempt has recorded nothing: no event, no
+checkpoint, no step, no suspension, no acknowledged cancel. A process that has taken the run over
+can never release it: it cannot know what its predecessor did. Then a person resolves the start.
+"""
 
 from __future__ import annotations
 
 from fencepost import journal, limits, reservation, snapshot
 from fencepost.identifiers import Principal, mint_token
-from fencepost.ownership import fact_statement
+from fencepost.ownership import HELD_BY, claim_ended_statement, fact_statement, holder
 from fencepost.reservation import Reservation, ReservationState
-from fencepost.runs import Outcome, Owner, Run
+from fencepost.runs import Outcome, Owner, Run, RunStatus
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Statement
 
-# Decides: the owner holds the run under a lease that has not ended, the history has no later
-# event, and the reservation is started and names this run.
+# The attempt has recorded nothing: this generation was granted by the start whose nonce the
+# reservation carries, its own event is still the last, no step was leased in it, and it did not
+# acknowledge a cancel.
+_NOTHING_RECORDED = """EXISTS (SELECT 1 FROM fencepost_ownership AS fact
+    WHERE fact.run_id = :run_id AND fact.type = 'activated'
+      AND fact.generation = fencepost_runs.generation AND fact.write_token = :claim_nonce)
+  AND EXISTS (SELECT 1 FROM fencepost_events AS last
+    WHERE last.run_id = :run_id AND last.sequence = head_sequence
+      AND last.type IN ('run-created', 'run-restarted'))
+  AND NOT EXISTS (SELECT 1 FROM fencepost_operations AS step
+    WHERE step.run_id = :run_id AND step.generation = fencepost_runs.generation)
+  AND NOT EXISTS (SELECT 1 FROM fencepost_ownership AS fact
+    WHERE fact.run_id = :run_id AND fact.type = 'cancel-acknowledged'
+      AND fact.generation = fencepost_runs.generation)"""
+
+# Decides: the owner holds the run under a lease that has not ended, the reservation is started,
+# names this run and is of the attempt that was read, and that attempt has recorded nothing. A run
+# whose cancel was requested meanwhile ends: `:to` says so, and must be what the row says.
 _RELEASE_RUN = f"""
-UPDATE fencepost_runs SET status = 'pending',
+UPDATE fencepost_runs SET status = :to,
   owner_host_id = NULL, owner_pid = NULL, owner_nonce = NULL,
   heartbeat_at_ms = NULL, lease_expires_at_ms = NULL,
   claim_host_id = NULL, claim_pid = NULL, claim_nonce = NULL, claimed_at_ms = NULL,
   claim_heartbeat_at_ms = NULL,
+  finished_at_ms =
+    CASE :to WHEN 'cancelled' THEN MAX(updated_at_ms, COALESCE(:now_ms, {NOW_MS})) END,
   head_sequence = :sequence, head_hash = :hash, write_token = :token,
   updated_at_ms = MAX(updated_at_ms, COALESCE(:now_ms, {NOW_MS}))
-WHERE run_id = :run_id AND status = 'running'
-  AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce
+WHERE run_id = :run_id AND status = 'running' AND {HELD_BY}
   AND lease_expires_at_ms >= COALESCE(:now_ms, {NOW_MS})
   AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
-  AND EXISTS (SELECT 1 FROM fencepost_reservations
-    WHERE key = :key AND run_id = :run_id AND state = 'started' AND joined = 0)
+  AND (cancel_requested_at_ms IS NULL) = (:to = 'pending')
+  AND EXISTS (SELECT 1 FROM fencepost_reservations WHERE key = :key AND run_id = :run_id
+    AND state = 'started' AND claim_nonce = :claim_nonce AND joined = 0)
+  AND {_NOTHING_RECORDED}
 RETURNING run_id
 """
 
@@ -47,52 +72,77 @@ async def release(
     key: str,
     viewer: Principal | None,
     owner: Owner,
+    *,
+    generation: int | None = None,
     now_ms: int | None = None,
 ) -> tuple[Outcome, Reservation, Run | None]:
     """Release a start that did not execute: the key is reserved again, the run is pending.
 
-    The attempt counts up by one. Only `owner` can release, while its lease holds; the fence does
-    not gate it. Two round trips. Losses: fence_lost, snapshot_changed. Raises NotFound.
+    The attempt counts up by one. A run whose cancel was requested ends `cancelled` instead, and
+    settles the key. The fence does not gate it. Two round trips. Losses, in order: fence_lost
+    (another process holds the run, or the lease has ended), key_joined, snapshot_changed (the key
+    is not started), work_recorded. Raises NotFound, and Unavailable after lost races.
     Not guaranteed: that the work did not happen. The owner says so, and nothing checks it.
     """
     for _ in range(limits.RACE_ATTEMPTS_MAX):
         held, run = await reservation.find(db, key, viewer, now_ms)
-        if loss := _loss(held, run, owner):
+        if loss := _loss(held, run, owner, generation):
             return loss, held, run
         assert run is not None
-        written = await writes.write(db, _write(held, run, owner, now_ms))
+        written = await writes.write(db, _write(held, run, owner, generation, now_ms))
+        before, (held, run) = run, reservation.found(written.reads, viewer)
         if written.won:
-            held, run = reservation.found(written.reads, viewer)
             return Outcome.RELEASED, held, run
-    return Outcome.SNAPSHOT_CHANGED, held, run
+        if loss := _loss(held, run, owner, generation):
+            return loss, held, run
+        assert run is not None
+        if (run.head, run.cancel_requested_at_ms) == (before.head, before.cancel_requested_at_ms):
+            return Outcome.WORK_RECORDED, held, run
+    raise snapshot.contended()
 
 
-def _loss(held: Reservation, run: Run | None, owner: Owner) -> Outcome | None:
-    if run is None or run.owner != owner or not run.lease_is_fresh:
+def _loss(
+    held: Reservation, run: Run | None, owner: Owner, generation: int | None
+) -> Outcome | None:
+    if run is None or not run.held_by(owner, generation) or not run.lease_is_fresh:
         return Outcome.FENCE_LOST
-    if held.state is not ReservationState.STARTED or held.joined:
-        return Outcome.SNAPSHOT_CHANGED
-    return None
+    if held.joined:
+        return Outcome.KEY_JOINED
+    return None if held.state is ReservationState.STARTED else Outcome.SNAPSHOT_CHANGED
 
 
-def _write(held: Reservation, run: Run, owner: Owner, now_ms: int | None) -> writes.Write:
-    token = mint_token()
-    event = journal.next_event(run.head, "run-released", {"attempt": held.attempt})
+def _write(
+    held: Reservation, run: Run, owner: Owner, generation: int | None, now_ms: int | None
+) -> writes.Write:
+    token, key, run_id = mint_token(), held.key, run.run_id
+    cancelled = run.cancel_requested_at_ms is not None
+    to = RunStatus.CANCELLED if cancelled else RunStatus.PENDING
+    payload = {"attempt": held.attempt, **({"to": str(to)} if cancelled else {})}
+    event = journal.next_event(run.head, "run-released", payload)
     statements = [
         Statement(
             _RELEASE_RUN,
-            key=held.key,
-            run_id=run.run_id,
+            key=key,
+            run_id=run_id,
             token=token,
-            **owner.params,
-            sequence=event.sequence,
-            hash=event.hash,
-            prior_hash=run.head.hash,
+            **holder(owner, generation),
+            to=to,
+            claim_nonce=held.claim_nonce,
+            **event.params,
             now_ms=now_ms,
         ),
-        Statement(_RELEASE_RESERVATION, key=held.key, run_id=run.run_id, token=token),
-        journal.append_statement(run.run_id, token, event),
-        fact_statement(run.run_id, token, "released", owner, None),
+        Statement(_RELEASE_RESERVATION, key=key, run_id=run_id, token=token)
+        if not cancelled
+        else reservation.settle_statement(run_id, token, to),
+        journal.append_statement(run_id, token, event),
+        claim_ended_statement(run_id, token, "released"),
+        fact_statement(run_id, token, "released", owner, None),
     ]
-    reads = reservation.find_statements(held.key, now_ms)
-    return writes.Write(statements, reads, snapshot.receipt(run.run_id, token, event.sequence))
+    return writes.Write(
+        statements,
+        reservation.find_statements(key, now_ms),
+        snapshot.write_receipt(run_id, token, event.sequence),
+        could_win=lambda reads: any(
+            Run.from_row(row).held_by(owner, generation) for row in reads[1].rows
+        ),
+    )

@@ -160,22 +160,26 @@ def meaning(
     return {"key": key, **who, **what, "fingerprint": fingerprint}
 
 
-# Decides: this attempt, and no other, starts the reserved run.
+# Decides: this attempt, and no other, gets to start the reserved run, which waits and which
+# nobody claims.
 _START = f"""
 UPDATE fencepost_reservations
 SET state = 'started', claim_nonce = :claim_nonce,
   updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms + 1)
-WHERE key = :key AND state = 'reserved' AND attempt = :attempt
+WHERE key = :key AND run_id = :run_id AND state = 'reserved' AND attempt = :attempt
   AND {fence.admits_start_sql(":key", "run_id")}
-  AND NOT EXISTS (SELECT 1 FROM fencepost_runs
-    WHERE run_id = fencepost_reservations.run_id AND status <> 'pending')
+  AND NOT EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = :run_id
+    AND (status <> 'pending' OR claim_host_id IS NOT NULL OR cancel_requested_at_ms IS NOT NULL))
 RETURNING run_id
 """
 
 
-def start_statement(key: str, attempt: int, claim_nonce: str, now_ms: int | None) -> Statement:
+def start_statement(
+    key: str, run_id: str, attempt: int, claim_nonce: str, now_ms: int | None
+) -> Statement:
     """Returns a row if this statement moved reserved → started."""
-    return Statement(_START, key=key, attempt=attempt, claim_nonce=claim_nonce, now_ms=now_ms)
+    which: dict[str, Parameter] = {"key": key, "run_id": run_id, "attempt": attempt}
+    return Statement(_START, **which, claim_nonce=claim_nonce, now_ms=now_ms)
 
 
 _START_RECEIPT = """

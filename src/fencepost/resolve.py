@@ -1,44 +1,122 @@
-"""Resolving an abandoned start: an operator says whether it executed.
+"""Resolving a start that nobody executes: an operator says whether it executed.
 
-A start is abandoned if its run is running and the lease has ended, or if its run never had an
-owner. Nothing checks what the operator says. Who, when, what and why are audited in the same batch.
-Afterwards the key replays, or can be started again as the next attempt.
+Every unsettled key can be resolved that no live owner holds: its run was abandoned, or is
+suspended, or waits, or was never made. The operator answers for the truth of it; who, when, what
+and why go into the audit in the same batch. Afterwards the key replays, starts again as the next
+attempt, or is settled without having executed.
+
+The operator looks first (`look`), and `seen` names what was there: the reservation's last write
+and attempt, the run's last write, and the last write of each of its steps. Any write since makes
+the decision lose.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from enum import StrEnum
 from typing import NamedTuple
 
-from fencepost import audit, journal, limits, reservation
+from fencepost import audit, errors, journal, reservation
 from fencepost.identifiers import Principal, mint_token
+from fencepost.ownership import claim_ended_statement
 from fencepost.reservation import Reservation, ReservationState
 from fencepost.runs import Outcome, Run, RunStatus
 from fencepost.storage import writes
-from fencepost.storage.d1 import Database
-from fencepost.storage.sql import NOW_MS, Statement
+from fencepost.storage.d1 import Database, Result
+from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 
 class Verdict(StrEnum):
+    """What an operator found out.
+
+    `executed`: the work happened. `not_executed`: it did not, and may be started again.
+    `cancelled`: it did not, and is not to be.
+    """
+
     EXECUTED = "executed"
     NOT_EXECUTED = "not_executed"
+    CANCELLED = "cancelled"
 
 
 class Resolution(NamedTuple):
-    """What the operator says. `result_json` is only for `executed`."""
+    """What the operator says. `seen` is that of the look; `result_json` belongs to `executed`."""
 
     decision: Verdict
-    attempt: int
+    seen: str
     note: str
     result_json: str | None = None
 
+
+# --- Looking -----------------------------------------------------------------------------
+
+# The tokens of the last write of each step, in the order of the steps.
+_STEPS = """(SELECT group_concat(write_token) FROM (SELECT write_token FROM fencepost_operations
+    WHERE run_id = {run_id} ORDER BY run_id, operation_id))"""
+
+_READ_STEPS = f"""
+SELECT {_STEPS.format(run_id="held.run_id")} AS tokens
+FROM fencepost_reservations AS held WHERE key = :key
+"""
+
+# Another key means the run of this one: the one that started it.
+_READ_STARTER = """
+SELECT starter.key FROM fencepost_reservations AS held
+JOIN fencepost_reservations AS starter ON starter.run_id = held.run_id AND starter.joined = 0
+WHERE held.key = :key AND held.joined = 1 AND {state}
+"""
+_STARTER_UNSETTLED = _READ_STARTER.format(state="starter.state <> 'terminal'")
+_STARTER_SETTLED = _READ_STARTER.format(state="starter.state = 'terminal'")
+
+
+class Look(NamedTuple):
+    """A start as it is: its reservation and run, and what names their last writes."""
+
+    held: Reservation
+    run: Run | None
+    steps: str | None
+    starter: str | None
+
     @property
-    def outcome(self) -> str | None:
-        return str(self.decision) if self.decision is Verdict.EXECUTED else None
+    def seen(self) -> str:
+        """Names this look, opaquely: 43 characters. Any write to the start makes another one."""
+        held, run = self.held, self.run
+        names = [held.state, held.attempt, held.claim_nonce, held.updated_at_ms]
+        names += [run and run.write_token, self.steps]
+        digest = hashlib.sha256(journal.canonical(names)).digest()
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
-# Decides: the reservation is started, in this attempt; its run is abandoned (no run, never owned,
-# or its lease has ended); and the history has no later event.
+def _look_statements(key: str, now_ms: int | None) -> list[Statement]:
+    return [
+        *reservation.find_statements(key, now_ms),
+        Statement(_READ_STEPS, key=key),
+        Statement(_STARTER_UNSETTLED, key=key),
+        Statement(_STARTER_SETTLED, key=key),
+    ]
+
+
+def _look(results: list[Result], viewer: Principal | None) -> Look:
+    held, run = reservation.found(results, viewer)
+    starters = [row["key"] for result in results[3:] for row in result.rows]
+    tokens = results[2].rows[0]["tokens"]
+    return Look(held, run, tokens, next(iter(starters), None))
+
+
+async def look(db: Database, key: str, viewer: Principal | None, now_ms: int | None = None) -> Look:
+    """The start of a key. Raises NotFound, also for another principal's. Writes nothing."""
+    try:
+        results = await db.read(_look_statements(key, now_ms))
+    except errors.MissingTable:
+        raise reservation.not_found() from None
+    return _look(results, viewer)
+
+
+# --- Deciding ----------------------------------------------------------------------------
+
+# Decides: the key is unsettled and started its run itself; nothing of it was written since the
+# look (the reservation's write and attempt, the run's token, those of its steps); and nobody
+# holds the run live: no owner under a lease that has not ended, no claim younger than that.
 _AUDIT_RESOLVE = f"""
 INSERT {audit.INTO}
 SELECT 'resolve', :principal_kind, :principal_id, held.key, :note,
@@ -47,14 +125,20 @@ SELECT 'resolve', :principal_kind, :principal_id, held.key, :note,
   json_object('decision', :decision), :token,
   MAX(COALESCE(:now_ms, {NOW_MS}), held.updated_at_ms + 1, COALESCE(run.updated_at_ms, 0))
 FROM fencepost_reservations AS held LEFT JOIN fencepost_runs AS run USING (run_id)
-WHERE held.key = :key AND held.state = 'started' AND held.attempt = :attempt AND held.joined = 0
-  AND (run.status IS NULL OR run.status = 'pending'
+WHERE held.key = :key AND held.state <> 'terminal' AND held.joined = 0
+  AND held.attempt = :attempt AND held.claim_nonce IS :claim_nonce
+  AND held.updated_at_ms = :reserved_at_ms
+  AND run.write_token IS :run_token
+  AND {_STEPS.format(run_id=":run_id")} IS :steps
+  AND (run.status IS NULL OR run.status IN ('pending', 'suspended')
     OR (run.status = 'running' AND run.lease_expires_at_ms < COALESCE(:now_ms, {NOW_MS})))
-  AND run.head_sequence IS :prior_sequence AND run.head_hash IS :prior_hash
+  AND (run.claimed_at_ms IS NULL
+    OR run.claimed_at_ms + run.lease_ms < COALESCE(:now_ms, {NOW_MS}))
 RETURNING sequence
 """
 
-# The statements below decide nothing: guarded by the audit row.
+# The rest decides nothing: guarded by the audit row. `:outcome` is NULL where the key is to be
+# started again.
 _RESOLVE_RESERVATION = f"""
 UPDATE fencepost_reservations SET
   state = CASE WHEN :outcome IS NULL THEN 'reserved' ELSE 'terminal' END,
@@ -72,7 +156,7 @@ WHERE run_id = :run_id AND key <> :key AND state <> 'terminal' AND :outcome IS N
   AND {audit.last_is(":token")}
 """
 
-# Records the owner whose lease ended. No row if the run was never owned.
+# Names the owner whose lease ended; nothing if nobody owned the run.
 _EXPIRED = f"""
 INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
   generation, granted_at_ms, write_token, at_ms)
@@ -84,13 +168,12 @@ WHERE run_id = :run_id AND owner_host_id IS NOT NULL AND {audit.last_is(":token"
 """
 
 _RESOLVE_RUN = f"""
-UPDATE fencepost_runs SET
-  status = CASE WHEN :outcome IS NULL THEN 'pending' ELSE 'completed' END,
+UPDATE fencepost_runs SET status = :to,
   owner_host_id = NULL, owner_pid = NULL, owner_nonce = NULL,
   heartbeat_at_ms = NULL, lease_expires_at_ms = NULL,
   claim_host_id = NULL, claim_pid = NULL, claim_nonce = NULL, claimed_at_ms = NULL,
   claim_heartbeat_at_ms = NULL,
-  finished_at_ms = CASE WHEN :outcome IS NOT NULL THEN {audit.LAST_AT_MS} END,
+  finished_at_ms = CASE WHEN :to <> 'pending' THEN {audit.LAST_AT_MS} END,
   head_sequence = :sequence, head_hash = :hash, write_token = :token,
   updated_at_ms = {audit.LAST_AT_MS}
 WHERE run_id = :run_id AND {audit.last_is(":token")}
@@ -108,78 +191,96 @@ async def resolve(
     operator: Principal,
     resolution: Resolution,
     now_ms: int | None = None,
-) -> tuple[Outcome, Reservation, Run | None]:
-    """Resolve an abandoned start. Two round trips. The fence does not gate it.
+) -> tuple[Outcome, Look]:
+    """Settle a start that nobody executes. Two round trips; the fence does not gate it.
 
-    `executed`: the reservation becomes terminal and the run completed, with the result if given.
-    `not_executed`: the key is reserved again, the attempt counts up by one, the run is pending.
-    Losses, in order: attempt_changed (another operator, or the owner, was first), heartbeat_fresh
-    (the owner's lease holds), snapshot_changed. Raises NotFound.
+    `executed`: the key is settled and the run completed, with the result if given.
+    `not_executed`: reserved again, attempt + 1, the run pending; a run whose cancel was requested
+    ends instead. `cancelled`: the key is settled and the run ends. Losses, in order: key_joined
+    (`Look.starter` is the key to resolve), snapshot_changed (something was written since the
+    look, or the key is settled), heartbeat_fresh (the owner is alive), claim_fresh. Raises
+    NotFound, and InvalidRequest for a result without a run to stand in.
     """
-    for _ in range(limits.RACE_ATTEMPTS_MAX):
-        held, run = await reservation.find(db, key, None, now_ms)
-        written = await writes.write(db, _write(held, run, operator, resolution, now_ms))
-        before, (held, run) = run, reservation.found(written.reads, None)
-        if written.won:
-            return Outcome.RESOLVED, held, run
-        if run == before or run is None or before is None or run.head == before.head:
-            break
-    return _loss(held, run, resolution), held, run
+    found = await look(db, key, None, now_ms)
+    if loss := _loss(found, resolution.seen):
+        return loss, found
+    if found.run is None and resolution.result_json is not None:
+        raise errors.InvalidRequest(
+            "A 'result' needs a run to stand in; this start has none. Nothing was written."
+        )
+    written = await writes.write(db, _write(found, operator, resolution, now_ms))
+    after = _look(written.reads, None)
+    if written.won:
+        return Outcome.RESOLVED, after
+    return _loss(after, resolution.seen) or Outcome.SNAPSHOT_CHANGED, after
 
 
-def _loss(held: Reservation, run: Run | None, resolution: Resolution) -> Outcome:
-    if held.state is not ReservationState.STARTED or held.attempt != resolution.attempt:
-        return Outcome.ATTEMPT_CHANGED
+def _loss(found: Look, seen: str) -> Outcome | None:
+    held, run = found.held, found.run
+    if held.joined:
+        return Outcome.KEY_JOINED
+    if found.seen != seen or held.state is ReservationState.TERMINAL:
+        return Outcome.SNAPSHOT_CHANGED
     if run is not None and run.status is RunStatus.RUNNING and run.lease_is_fresh:
         return Outcome.HEARTBEAT_FRESH
-    return Outcome.SNAPSHOT_CHANGED
+    if run is not None and run.claim_is_fresh:
+        return Outcome.CLAIM_FRESH
+    return None
+
+
+def _ends(run: Run | None, decision: Verdict) -> RunStatus:
+    """The status of the run afterwards."""
+    if decision is Verdict.EXECUTED:
+        return RunStatus.COMPLETED
+    requested = run is not None and run.cancel_requested_at_ms is not None
+    cancelled = decision is Verdict.CANCELLED or requested
+    return RunStatus.CANCELLED if cancelled else RunStatus.PENDING
 
 
 def _write(
-    held: Reservation,
-    run: Run | None,
-    operator: Principal,
-    resolution: Resolution,
-    now_ms: int | None,
+    found: Look, operator: Principal, resolution: Resolution, now_ms: int | None
 ) -> writes.Write:
-    token, key, outcome = mint_token(), held.key, resolution.outcome
+    held, run = found.held, found.run
+    token, key, decision = mint_token(), held.key, resolution.decision
+    to = _ends(run, decision)
+    outcome = None if to is RunStatus.PENDING else decision.value
+    if to is RunStatus.CANCELLED:
+        outcome = str(to)
+    seen: dict[str, Parameter] = {
+        "attempt": held.attempt,
+        "claim_nonce": held.claim_nonce,
+        "reserved_at_ms": held.updated_at_ms,
+        "run_token": run and run.write_token,
+        "steps": found.steps,
+    }
+    who = {"principal_kind": operator.kind, "principal_id": operator.id}
+    said = {"note": resolution.note, "decision": decision, "token": token, "now_ms": now_ms}
     statements = [
-        Statement(
-            _AUDIT_RESOLVE,
-            principal_kind=operator.kind,
-            principal_id=operator.id,
-            note=resolution.note,
-            decision=resolution.decision,
-            token=token,
-            now_ms=now_ms,
-            key=key,
-            attempt=resolution.attempt,
-            prior_sequence=None if run is None else run.head.sequence,
-            prior_hash=None if run is None else run.head.hash,
-        ),
+        Statement(_AUDIT_RESOLVE, key=key, run_id=held.run_id, **who, **said, **seen),
         Statement(_RESOLVE_RESERVATION, key=key, outcome=outcome, token=token),
         Statement(_SETTLE_OTHERS, key=key, run_id=held.run_id, outcome=outcome, token=token),
-        *([] if run is None else _run_statements(run, resolution, token)),
+        *([] if run is None else _run_statements(run, to, held.attempt, resolution, token)),
     ]
-    reads = reservation.find_statements(key, now_ms)
-    return writes.Write(statements, reads, audit.receipt(token))
+    return writes.Write(
+        statements,
+        _look_statements(key, now_ms),
+        audit.receipt(token),
+        could_win=lambda reads: _look(reads, None).seen == found.seen,
+    )
 
 
-def _run_statements(run: Run, resolution: Resolution, token: str) -> list[Statement]:
-    payload = {"decision": str(resolution.decision), "attempt": resolution.attempt}
+def _run_statements(
+    run: Run, to: RunStatus, attempt: int, resolution: Resolution, token: str
+) -> list[Statement]:
+    payload = {"decision": str(resolution.decision), "attempt": attempt, "to": str(to)}
     if resolution.result_json is not None:
         payload["result_sha256"] = journal.sha256(resolution.result_json)
     event = journal.next_event(run.head, "run-resolved", payload)
+    moved: dict[str, Parameter] = {"sequence": event.sequence, "hash": event.hash}
     statements = [
         Statement(_EXPIRED, run_id=run.run_id, token=token),
-        Statement(
-            _RESOLVE_RUN,
-            run_id=run.run_id,
-            token=token,
-            sequence=event.sequence,
-            hash=event.hash,
-            outcome=resolution.outcome,
-        ),
+        Statement(_RESOLVE_RUN, run_id=run.run_id, token=token, to=to, **moved),
+        claim_ended_statement(run.run_id, token, "expired"),
         journal.append_statement(run.run_id, token, event),
     ]
     if (result_json := resolution.result_json) is not None:

@@ -55,9 +55,12 @@ class Outcome(StrEnum):
     FENCE_LOST = "fence_lost"
     GUARD_FAILED = "guard_failed"
     HEAD_CHANGED = "head_changed"
+    OVERTAKEN = "overtaken"
+    LEASE_LAPSED = "lease_lapsed"
+    WORK_RECORDED = "work_recorded"
+    KEY_JOINED = "key_joined"
     ILLEGAL_TRANSITION = "illegal_transition"
     DELIVERY_REVISION_CONFLICT = "delivery_revision_conflict"
-    ATTEMPT_CHANGED = "attempt_changed"
     TERMINAL = "terminal"
     ALREADY_REQUESTED = "already_requested"
     ALREADY_ACKNOWLEDGED = "already_acknowledged"
@@ -81,7 +84,10 @@ LOSSES = frozenset(
         Outcome.HEAD_CHANGED,
         Outcome.ILLEGAL_TRANSITION,
         Outcome.DELIVERY_REVISION_CONFLICT,
-        Outcome.ATTEMPT_CHANGED,
+        Outcome.OVERTAKEN,
+        Outcome.LEASE_LAPSED,
+        Outcome.WORK_RECORDED,
+        Outcome.KEY_JOINED,
         Outcome.TERMINAL,
         Outcome.ALREADY_REQUESTED,
         Outcome.ALREADY_ACKNOWLEDGED,
@@ -127,6 +133,40 @@ class Claim(NamedTuple):
     claimed_at_ms: int
 
 
+class Grant(NamedTuple):
+    """What a grant gave: the generation of an ownership, or, of a claim, when it was made."""
+
+    generation: int | None
+    claimed_at_ms: int | None = None
+
+
+class Beaten(NamedTuple):
+    """What stands in a verb's way: the run's last ownership fact, or the last event.
+
+    An event has no generation.
+    """
+
+    type: str
+    generation: int | None
+    sequence: int
+    at_ms: int
+
+
+class VerbResult(NamedTuple):
+    """What became of a verb, and the run afterwards.
+
+    `beaten_by`: what beat a verb that lost, or what has taken the run from the caller since a verb
+    that won. `granted`: the grant that is over (overtaken, lease_lapsed). `claim_cleared`: the
+    verb lost, and yet removed the caller's claim.
+    """
+
+    outcome: Outcome
+    run: Run
+    beaten_by: Beaten | None = None
+    granted: Grant | None = None
+    claim_cleared: bool = False
+
+
 class Run(NamedTuple):
     """A row of fencepost_runs. Times are milliseconds of the database's clock.
 
@@ -162,6 +202,15 @@ class Run(NamedTuple):
     @property
     def ended(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def claim_is_fresh(self) -> bool:
+        """A claim is as long fresh as a lease: for `lease_ms` from when it was made."""
+        return self.claim is not None and self.now_ms <= self.claim.claimed_at_ms + self.lease_ms
+
+    def held_by(self, owner: Owner, generation: int | None) -> bool:
+        """Whether this process holds the run, and in this generation if one is given."""
+        return self.owner == owner and generation in (None, self.generation)
 
     @property
     def lease_is_fresh(self) -> bool:

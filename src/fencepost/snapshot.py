@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
 
 from fencepost import errors, fence, limits
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal
-from fencepost.runs import Run, RunStatus
+from fencepost.runs import Beaten, Grant, Outcome, Owner, Run, RunStatus, VerbResult
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
+from fencepost.storage.rows import Row
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 # A principal sees its own runs. Without a viewer (scope `operate`) all runs are visible.
@@ -90,14 +93,15 @@ async def wait_for_end(db: Database, run_id: str, viewer: Principal | None, wait
 class Patience:
     """Pauses (limits.WAIT_PAUSES_S) that grow and add up to `total_s` seconds."""
 
-    def __init__(self, total_s: float) -> None:
+    def __init__(self, total_s: float, gone: Callable[[], bool] = lambda: False) -> None:
         self._left_s = total_s
+        self._gone = gone
         self._pauses_s = iter(limits.WAIT_PAUSES_S)
         self._pause_s = 0.0
 
     async def pause(self) -> bool:
         """Sleep for the next pause. False, at once, when the time is used up."""
-        if self._left_s <= 0:
+        if self._left_s <= 0 or self._gone():
             return False
         self._pause_s = next(self._pauses_s, self._pause_s)
         await asyncio.sleep(min(self._pause_s, self._left_s))
@@ -164,10 +168,12 @@ def _page_statement(
     return Statement(_PAGE_BY_STATUS, status=status, after_kind=kind, after_id=id, **place)
 
 
-# A row if a write to a run committed. Its token is in the run row; or, if the run was written
-# since, in the fact or the event (at `:sequence`, if it has one) of that write.
+# Decides: whether a write to a run landed. Its token is in the row; or, if another write came
+# since, in the fact or in the event (at `:sequence`, if it has one) that it left behind.
 _RECEIPT = """
-SELECT 1 AS landed WHERE EXISTS (
+SELECT (SELECT created_at_ms FROM fencepost_events
+    WHERE run_id = :run_id AND sequence = :sequence AND write_token = :token) AS at_ms
+WHERE EXISTS (
     SELECT 1 FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token)
   OR EXISTS (SELECT 1 FROM fencepost_ownership WHERE run_id = :run_id AND write_token = :token)
   OR EXISTS (SELECT 1 FROM fencepost_events
@@ -175,9 +181,78 @@ SELECT 1 AS landed WHERE EXISTS (
 """
 
 
-def receipt(run_id: str, token: str, sequence: int | None = None) -> Statement:
+def write_receipt(run_id: str, token: str, sequence: int | None = None) -> Statement:
     """The receipt of a write to a run. `sequence`: that of its event, if it has one."""
     return Statement(_RECEIPT, run_id=run_id, token=token, sequence=sequence)
+
+
+# What beat a verb: the last fact and the last event of a run that this attempt was not the last
+# to write; no rows after a verb that won. For `Beaten`.
+_BEATEN = f"""
+SELECT 'fact' AS source, type, generation, sequence, at_ms FROM fencepost_ownership
+WHERE run_id = :run_id
+  AND sequence = (SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id)
+  AND EXISTS (SELECT 1 FROM fencepost_runs
+    WHERE run_id = :run_id AND write_token <> :token AND {VISIBLE})
+UNION ALL
+SELECT 'event', type, NULL, sequence, created_at_ms FROM fencepost_events
+WHERE run_id = :run_id
+  AND sequence = (SELECT head_sequence FROM fencepost_runs
+    WHERE run_id = :run_id AND write_token <> :token AND {VISIBLE})
+"""
+
+
+class RunReadBack(NamedTuple):
+    """What a verb left behind, read back in its batch.
+
+    `rows`: of the statement that decides, or of the receipt after a lost reply; a row if the verb
+    won. `fact` and `event`: the last ones of the run, unless this verb was the last to write.
+    """
+
+    rows: list[Row]
+    run: Run
+    fence_rows: list[Row]
+    fact: Beaten | None = None
+    event: Beaten | None = None
+
+    @property
+    def won(self) -> bool:
+        return bool(self.rows)
+
+    def require_existing_run(self) -> None:
+        """Raises Fenced unless the fence admits the run's work, and FenceUnreadable."""
+        Fence.from_rows(self.fence_rows).require_existing_run(self.run.run_id)
+
+    def lost(self, outcome: Outcome, granted: Grant | None = None) -> VerbResult:
+        """A loss, with what beat the verb: an event if its head was beaten, else a fact."""
+        beaten = self.event if outcome is Outcome.HEAD_CHANGED else self.fact
+        return VerbResult(outcome, self.run, beaten, granted)
+
+    def effect(self, outcome: Outcome, owner: Owner) -> VerbResult:
+        """A win whose effect stays; if another process holds the run now, with what took it."""
+        taken = self.run.owner not in (None, owner)
+        return VerbResult(outcome, self.run, self.fact if taken else None)
+
+
+def read_back_statements(
+    run_id: str, viewer: Principal | None, token: str, now_ms: int | None
+) -> list[Statement]:
+    """The reads of a verb, for `read_back`."""
+    return [
+        read_statement(run_id, viewer, now_ms),
+        fence.read_statement(),
+        Statement(_BEATEN, run_id=run_id, token=token, **scope(viewer)),
+    ]
+
+
+def read_back(rows: list[Row], reads: list[Result]) -> RunReadBack:
+    """Raises NotFound when the run is not there, or is another principal's."""
+    run, gate, beaten = reads
+    last = {
+        row["source"]: Beaten(row["type"], row["generation"], row["sequence"], row["at_ms"])
+        for row in beaten.rows
+    }
+    return RunReadBack(rows, found(run), gate.rows, last.get("fact"), last.get("event"))
 
 
 async def verb(
@@ -187,19 +262,26 @@ async def verb(
     run_id: str,
     viewer: Principal | None,
     now_ms: int | None,
-    sequence: int | None = None,
-) -> tuple[bool, Run, Fence]:
-    """Run a verb's statements, which write `token`, and read run and fence back, in one batch.
+    *,
+    receipt: Statement | None = None,
+    could_win: Callable[[Run], bool] = lambda run: not run.ended,
+) -> RunReadBack:
+    """Run a verb's statements, which write `token`, and read the run back, in one batch.
 
-    Returns whether the first statement returned a row, the run afterwards, and the fence. Without
-    statements it only reads. Raises NotFound when the run does not exist or is another
-    principal's, and the StorageErrors of `writes.write`.
+    `could_win` judges the run as it is read after a lost reply (`writes.Write`). Without
+    statements it only reads. Raises NotFound when the run is not there, or is another
+    principal's.
     """
-    reads = [read_statement(run_id, viewer, now_ms), fence.read_statement()]
-    intent = writes.Write(statements, reads, receipt(run_id, token, sequence))
+
+    def open_still(reads: list[Result]) -> bool:
+        return bool(reads[0].rows) and could_win(Run.from_row(reads[0].rows[0]))
+
+    reads = read_back_statements(run_id, viewer, token, now_ms)
+    intent = writes.Write(
+        statements, reads, receipt or write_receipt(run_id, token), could_win=open_still
+    )
     try:
         written = await writes.write(db, intent)
     except errors.MissingTable:
         raise not_found() from None
-    run, gate = written.reads
-    return written.won, found(run), Fence.from_rows(gate.rows)
+    return read_back(written.rows, written.reads)

@@ -7,6 +7,7 @@ its answer. No timer ever frees a key.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fencepost import errors, fence, journal, limits, machines, reservation, snapshot, subjects
@@ -110,11 +111,18 @@ def _read_statements(key: str, now_ms: int | None) -> list[Statement]:
 def _seen(results: list[Result], created: bool) -> Seen:
     gate, held, run = results
     return Seen(
-        Fence.from_rows(gate.rows),
+        _fence(gate),
         Reservation.from_row(held.rows[0]) if held.rows else None,
         Run.from_row(run.rows[0]) if run.rows else None,
         created,
     )
+
+
+def _fence(gate: Result) -> Fence | errors.FenceUnreadable:
+    try:
+        return Fence.from_rows(gate.rows)
+    except errors.FenceUnreadable as unreadable:
+        return unreadable
 
 
 def _reserve_statements(attempt: Attempt, token: str, now_ms: int | None) -> list[Statement]:
@@ -135,26 +143,31 @@ async def _start_new(db: Database, attempt: Attempt, token: str, now_ms: int | N
     ]
     receipt = reservation.start_receipt(attempt.key, token)
     reads = _read_statements(attempt.key, now_ms)
-    written = await writes.write(db, writes.Write(statements, reads, receipt, inserts=True))
+    write = writes.Write(
+        statements,
+        reads,
+        receipt,
+        inserts=True,
+        could_win=lambda seen: _seen(seen, created=False).reservation is None,
+    )
+    written = await writes.write(db, write)
     return _seen(written.reads, created=written.won)
 
 
 # --- The batch of a key that was reserved, or released, before ---------------------------
 
-# Decides: the run still waits, with the history that was read. Guarded by the token of the
-# attempt that started the reservation, which is its claim nonce.
+# Decides: the run still waits, nobody claims it, no cancel was requested, and its history is as it
+# was read. Guarded by the token of the attempt that started the reservation, its claim nonce.
 _RESTART = """
 UPDATE fencepost_runs SET status = 'running',
   owner_host_id = :host_id, owner_pid = :pid, owner_nonce = :nonce, generation = generation + 1,
   heartbeat_at_ms = held.at_ms, lease_ms = :lease_ms, lease_expires_at_ms = held.at_ms + :lease_ms,
   started_at_ms = COALESCE(started_at_ms, held.at_ms),
-  claim_host_id = NULL, claim_pid = NULL, claim_nonce = NULL, claimed_at_ms = NULL,
-  claim_heartbeat_at_ms = NULL,
   head_sequence = :sequence, head_hash = :hash, write_token = :token, updated_at_ms = held.at_ms
 FROM (SELECT MAX(updated_at_ms, (SELECT updated_at_ms FROM fencepost_runs WHERE run_id = :run_id))
     AS at_ms FROM fencepost_reservations WHERE key = :key AND claim_nonce = :token) AS held
-WHERE run_id = :run_id AND status = 'pending'
-  AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
+WHERE run_id = :run_id AND status = 'pending' AND claim_host_id IS NULL
+  AND cancel_requested_at_ms IS NULL AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
 RETURNING run_id
 """
 
@@ -195,14 +208,24 @@ async def _start_reserved(
     key, held = attempt.key, seen.reservation
     assert held is not None
     statements = [
-        reservation.start_statement(key, held.attempt, token, now_ms),
+        reservation.start_statement(key, held.run_id, held.attempt, token, now_ms),
         *_restart_statements(attempt, seen, token),
         Statement(_ABORT_UNLESS_GRANTED, key=key, token=token, run_id=held.run_id),
     ]
     reads = _read_statements(key, now_ms)
     receipt = reservation.start_receipt(key, token)
     try:
-        written = await writes.write(db, writes.Write(statements, reads, receipt))
+        written = await writes.write(
+            db,
+            writes.Write(
+                statements,
+                reads,
+                receipt,
+                could_win=lambda found: (
+                    decide(attempt, _seen(found, created=False)) is Decision.RESERVED
+                ),
+            ),
+        )
     except errors.ConstraintFailed:
         return _seen(await db.read(reads), created=False)
     return _seen(written.reads, created=written.won)
@@ -212,24 +235,33 @@ async def _start_reserved(
 
 
 async def start(
-    db: Database, attempt: Attempt, *, wait_s: float = 0, now_ms: int | None = None
+    db: Database,
+    attempt: Attempt,
+    *,
+    wait_s: float = 0,
+    gone: Callable[[], bool] = lambda: False,
+    now_ms: int | None = None,
 ) -> tuple[Decision, Seen]:
     """Start the run that the key names, or answer with the run that it already has.
 
     Returns the decision and the rows that it was made from. One round trip, also for a replay and
     a refusal; two when the key was reserved or released before. While the decision is PENDING it
-    waits up to `wait_s` seconds. The first start in a database creates the tables.
+    waits up to `wait_s` seconds, or until the caller is `gone`. A request that has waited never
+    starts: if the key is free again, PENDING is the answer. The first start in a database creates
+    the tables.
 
     Raises FenceUnreadable, RowCorrupt, SchemaMismatch, and the StorageErrors of `writes.write`.
     Not guaranteed: an answer. After Unknown the run may have started; the same key tells.
     """
     decision, seen = await _start(db, attempt, now_ms)
-    patience = snapshot.Patience(wait_s)
+    patience = snapshot.Patience(wait_s, gone)
     while decision is Decision.PENDING and await patience.pause():
-        seen = _seen(await db.read(_read_statements(attempt.key, now_ms)), created=False)
-        decision = decide(attempt, seen)
-        if decision is Decision.RESERVED or seen.reservation is None:
-            decision, seen = await _start(db, attempt, now_ms)
+        found = _seen(await db.read(_read_statements(attempt.key, now_ms)), created=False)
+        if found.reservation is None:
+            return Decision.PENDING, seen
+        decision, seen = decide(attempt, found), found
+        if decision is Decision.RESERVED:
+            return Decision.PENDING, seen
     return decision, seen
 
 
@@ -248,6 +280,23 @@ async def _start_not_ready(db: Database, attempt: Attempt, token: str, now_ms: i
         return Seen(gate, None, None, created=False)
 
 
+async def _seen_without_writing(
+    db: Database, attempt: Attempt, refusal: errors.StorageError, now_ms: int | None
+) -> Seen:
+    """What the key means, where the database takes no writes. Raises `refusal` if the answer would
+    be a start.
+    """
+    try:
+        results = await db.read(_read_statements(attempt.key, now_ms))
+    except errors.StorageError:
+        raise refusal from None
+    seen = _seen(results, created=False)
+    free = seen.reservation is None and seen.gate.admits_start(attempt.key)
+    if free or decide(attempt, seen) is Decision.RESERVED:
+        raise refusal
+    return seen
+
+
 async def _start(db: Database, attempt: Attempt, now_ms: int | None) -> tuple[Decision, Seen]:
     token = mint_token()
     try:
@@ -255,6 +304,8 @@ async def _start(db: Database, attempt: Attempt, now_ms: int | None) -> tuple[De
         seen = await _start_new(db, attempt, token, now_ms)
     except errors.NOT_READY:
         seen = await _start_not_ready(db, attempt, token, now_ms)
+    except (errors.Refused, errors.ConstraintFailed) as refusal:
+        seen = await _seen_without_writing(db, attempt, refusal, now_ms)
     decision = decide(attempt, seen)
     for _ in range(limits.RACE_ATTEMPTS_MAX):
         if decision is not Decision.RESERVED:

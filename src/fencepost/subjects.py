@@ -13,9 +13,19 @@ from typing import Any, NamedTuple
 
 from fencepost import fence, journal, limits
 from fencepost.identifiers import Principal, Target, mint_token
+from fencepost.journal import Head
+from fencepost.ownership import HELD_BY, holder
 from fencepost.reservation import COLUMNS, meaning
-from fencepost.runs import Outcome, Owner, Run
-from fencepost.snapshot import VISIBLE, contended, read, scope, verb
+from fencepost.runs import Outcome, Owner, Run, VerbResult
+from fencepost.snapshot import (
+    VISIBLE,
+    RunReadBack,
+    contended,
+    read,
+    scope,
+    verb,
+    write_receipt,
+)
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
@@ -132,7 +142,7 @@ _BIND = f"""
 UPDATE fencepost_runs SET head_sequence = :sequence, head_hash = :hash,
   write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id = :run_id AND {VISIBLE} AND {fence.admits_existing_run_sql(":run_id")}
-  AND status = 'running' AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce
+  AND status = 'running' AND {HELD_BY}
   AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
   AND EXISTS (SELECT 1 FROM fencepost_subjects WHERE run_id = :run_id AND stage = 'design')
   AND NOT EXISTS (
@@ -156,8 +166,10 @@ async def bind_change(
     viewer: Principal | None,
     owner: Owner,
     change: str,
+    *,
+    generation: int | None = None,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
+) -> VerbResult:
     """Bind a change to a design run that was started by a provisional name. Two round trips.
 
     The same change again is `bound` and writes nothing. Losses, in order: fence_lost,
@@ -167,35 +179,50 @@ async def bind_change(
     """
     head, name = (await read(db, run_id, viewer)).head, f"change:{change}"
     for _ in range(limits.RACE_ATTEMPTS_MAX):
-        token = mint_token()
-        event = journal.next_event(head, "change-bound", {"change": change})
-        who: dict[str, Parameter] = {**scope(viewer), **owner.params}
-        chain: dict[str, Parameter] = {
-            "sequence": event.sequence,
-            "hash": event.hash,
-            "prior_hash": head.hash,
-        }
-        what: dict[str, Parameter] = {"run_id": run_id, "token": token, "name": name}
-        statements = [
-            Statement(_BIND, **what, **who, **chain, now_ms=now_ms),
-            Statement(_NAME, **what),
-            journal.append_statement(run_id, token, event),
-        ]
-        won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, event.sequence)
-        if won:
-            return Outcome.BOUND, run
-        gate.require_existing_run(run_id)
-        outcome = await _bind_loss(db, run, owner, name)
+        back = await _bind(db, run_id, viewer, holder(owner, generation), name, head, now_ms)
+        if back.won:
+            return back.effect(Outcome.BOUND, owner)
+        back.require_existing_run()
+        if not back.run.held_by(owner, generation):
+            return back.lost(Outcome.FENCE_LOST)
+        outcome = await _bind_loss(db, back.run, name)
         if outcome is not None:
-            return outcome, run
-        head = run.head
+            return back.lost(outcome)
+        head = back.run.head
     raise contended()
 
 
-async def _bind_loss(db: Database, run: Run, owner: Owner, name: str) -> Outcome | None:
-    """Why a bind did not win; BOUND if it had won before; None if it must be tried again."""
-    if run.owner != owner:
-        return Outcome.FENCE_LOST
+async def _bind(
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    who: dict[str, Parameter],
+    name: str,
+    head: Head,
+    now_ms: int | None,
+) -> RunReadBack:
+    token = mint_token()
+    event = journal.next_event(head, "change-bound", {"change": name.removeprefix("change:")})
+    what: dict[str, Parameter] = {"run_id": run_id, "token": token, "name": name}
+    statements = [
+        Statement(_BIND, **what, **scope(viewer), **who, **event.params, now_ms=now_ms),
+        Statement(_NAME, **what),
+        journal.append_statement(run_id, token, event),
+    ]
+    return await verb(
+        db,
+        statements,
+        token,
+        run_id,
+        viewer,
+        now_ms,
+        receipt=write_receipt(run_id, token, event.sequence),
+        could_win=lambda run: run.head == head,
+    )
+
+
+async def _bind_loss(db: Database, run: Run, name: str) -> Outcome | None:
+    """Why a bind by the owner did not win; BOUND if it had before; None if it must try again."""
     names, rivals = await db.read(
         [
             Statement(_NAMES, run_id=run.run_id),

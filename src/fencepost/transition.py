@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from fencepost import fence, journal, limits, machines, reservation
-from fencepost.fence import Fence
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
 from fencepost.machines import Move
-from fencepost.ownership import fact_statement
-from fencepost.runs import TERMINAL, Outcome, Owner, Run, RunStatus
-from fencepost.snapshot import VISIBLE, contended, read, scope, verb
+from fencepost.ownership import HELD_BY, claim_ended_statement, fact_statement, holder
+from fencepost.runs import TERMINAL, Outcome, Owner, Run, RunStatus, VerbResult
+from fencepost.snapshot import VISIBLE, contended, read, scope, verb, write_receipt
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
@@ -19,9 +18,9 @@ from fencepost.storage.sql import NOW_MS, Parameter, Statement
 class Transition(NamedTuple):
     """The transition that an owner asks for. `state_json` None keeps the stored state.
 
-    `result_json` is only for an end. `cancel_requested` is a guard: the transition happens only if
-    a cancel request is absent, or present. `move` moves the machine that the run names; its code
-    is kept until the next move.
+    `result_json` belongs to an end. `cancel_requested` is a guard: the transition happens only
+    if a cancel request is absent, or present. `move` moves the machine that the run names; its
+    code stays until the next move. With a `generation` the owner must hold the run in it.
     """
 
     owner: Owner
@@ -31,12 +30,13 @@ class Transition(NamedTuple):
     cancel_requested: Literal["absent", "present"] | None = None
     expected_head: Head | None = None
     move: Move | None = None
+    generation: int | None = None
 
     def params(self) -> dict[str, Parameter]:
         """Values that the UPDATE of the run row binds."""
         state, code = (None, None) if self.move is None else self.move
         return {
-            **self.owner.params,
+            **holder(self.owner, self.generation),
             "to": self.to,
             "cancel_requested": self.cancel_requested,
             "admitting": machines.admitting_json(self.to, self.move),
@@ -78,7 +78,7 @@ UPDATE fencepost_runs SET
   head_sequence = :sequence, head_hash = :hash, write_token = :token,
   updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id = :run_id AND {VISIBLE}
-  AND status = 'running' AND owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce
+  AND status = 'running' AND {HELD_BY}
   AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
   AND (:cancel_requested IS NULL
     OR (:cancel_requested = 'present') = (cancel_requested_at_ms IS NOT NULL))
@@ -117,6 +117,7 @@ def transition_statements(
         texts = {"state": change.state_json, "result": change.result_json}
         statements.append(Statement(_WRITE_SNAPSHOT, **write, **texts))
     if change.to is not RunStatus.RUNNING:
+        statements.append(claim_ended_statement(run_id, token, "released"))
         statements.append(fact_statement(run_id, token, "released", change.owner, None))
     if change.to in TERMINAL:
         statements.append(reservation.settle_statement(run_id, token, change.to))
@@ -129,21 +130,21 @@ async def transition(
     viewer: Principal | None,
     change: Transition,
     now_ms: int | None = None,
-) -> tuple[Outcome, Run]:
+) -> VerbResult:
     """Move a run that `change.owner` holds. One round trip with an expected head, two without.
 
-    The ownership ends when the run is no longer `running`. An end also settles the run's
-    reservations. Losses, in order: fence_lost, guard_failed, head_changed (with an expected head),
-    illegal_transition. Raises NotFound, Fenced, and Unavailable when other events got into the
-    history first limits.RACE_ATTEMPTS_MAX times.
+    Leaving `running` ends the ownership; an end settles the run's reservations. Losses, in order:
+    fence_lost, guard_failed, head_changed (against an expected head), illegal_transition. Raises
+    NotFound and Fenced, and Unavailable after lost races without an expected head.
     """
     if change.expected_head is not None:
         return await _attempt(db, run_id, viewer, change, change.expected_head, now_ms)
-    run = await read(db, run_id, viewer)
+    head = (await read(db, run_id, viewer)).head
     for _ in range(limits.RACE_ATTEMPTS_MAX):
-        outcome, run = await _attempt(db, run_id, viewer, change, run.head, now_ms)
-        if outcome is not Outcome.HEAD_CHANGED:
-            return outcome, run
+        result = await _attempt(db, run_id, viewer, change, head, now_ms)
+        if result.outcome is not Outcome.HEAD_CHANGED:
+            return result
+        head = result.run.head
     raise contended()
 
 
@@ -154,19 +155,26 @@ async def _attempt(
     change: Transition,
     head: Head,
     now_ms: int | None,
-) -> tuple[Outcome, Run]:
+) -> VerbResult:
     token = mint_token()
-    statements = transition_statements(run_id, viewer, change, head, token, now_ms)
-    sequence = head.sequence + 1
-    won, run, gate = await verb(db, statements, token, run_id, viewer, now_ms, sequence)
-    if won:
-        return Outcome.TRANSITIONED, run
-    return _transition_loss(run, gate, change), run
+    back = await verb(
+        db,
+        transition_statements(run_id, viewer, change, head, token, now_ms),
+        token,
+        run_id,
+        viewer,
+        now_ms,
+        receipt=write_receipt(run_id, token, head.sequence + 1),
+        could_win=lambda run: run.held_by(change.owner, change.generation) and run.head == head,
+    )
+    if back.won:
+        return back.effect(Outcome.TRANSITIONED, change.owner)
+    back.require_existing_run()
+    return back.lost(_transition_loss(back.run, change))
 
 
-def _transition_loss(run: Run, gate: Fence, change: Transition) -> Outcome:
-    gate.require_existing_run(run.run_id)
-    if run.owner != change.owner:
+def _transition_loss(run: Run, change: Transition) -> Outcome:
+    if not run.held_by(change.owner, change.generation):
         return Outcome.FENCE_LOST
     requested = run.cancel_requested_at_ms is not None
     if change.cancel_requested and (change.cancel_requested == "present") != requested:

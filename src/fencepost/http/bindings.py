@@ -15,6 +15,7 @@ from fencepost.http.values import (
     ANYTHING,
     BY_OWNER,
     EXPECTED_HEAD,
+    GENERATION,
     HASH,
     POSITIVE,
     one_of,
@@ -76,6 +77,7 @@ def _bindings(value: Any, name: str) -> list[Binding]:
 
 class BindingsBody(NamedTuple):
     owner: Owner
+    generation: int | None
     bindings: list[Binding]
     expected_head: Head | None
 
@@ -85,6 +87,7 @@ BINDINGS = Form(
     BindingsBody,
     {
         "owner": BY_OWNER,
+        "generation": GENERATION,
         "bindings": Member(
             Parser(
                 _bindings,
@@ -108,22 +111,27 @@ AFTER_PLACE = queries.page((queries.POSITION, queries.TEXT))
 
 async def post_bindings(request: Request, body: BindingsBody) -> Reply[shown.BoundJson]:
     """Bind deliveries to a run: all of them, or none."""
-    owner, wanted, head = body
-    outcome, run, held = await bindings.bind(
-        request.db, request.params["run_id"], request.viewer, owner, wanted, expected_head=head
+    result, held = await bindings.bind(
+        request.db,
+        request.params["run_id"],
+        request.viewer,
+        body.owner,
+        body.bindings,
+        generation=body.generation,
+        expected_head=body.expected_head,
     )
-    if outcome is Outcome.DELIVERY_REVISION_CONFLICT:
+    if result.outcome is Outcome.DELIVERY_REVISION_CONFLICT:
         [other] = held
-        raise outcomes.loss(outcome, run, gate=other.gate, revision=other.revision)
-    if outcome in LOSSES:
-        raise outcomes.loss(outcome, run)
+        raise outcomes.loss(result, gate=other.gate, revision=other.revision)
+    if result.outcome in LOSSES:
+        raise outcomes.loss(result)
     answer: shown.BoundJson = {
-        "outcome": outcome,
+        "outcome": result.outcome,
         "bindings": [_binding_json(binding) for binding in held],
-        "run": serialize.run_json(run),
+        "run": serialize.run_json(result.run),
     }
-    replayed = {"Idempotent-Replayed": "true"} if outcome is Outcome.REPLAYED else {}
-    return Reply(200, answer, replayed, run_id=run.run_id)
+    replayed = {"Idempotent-Replayed": "true"} if result.outcome is Outcome.REPLAYED else {}
+    return Reply(200, answer, replayed, run_id=result.run.run_id)
 
 
 async def list_bindings(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.BindingJson]]:
@@ -164,7 +172,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_bindings,
         takes=BINDINGS,
-        problems=("FENCE_LOST", "DELIVERY_REVISION_CONFLICT", "HEAD_CHANGED"),
+        problems=("FENCE_LOST", "DELIVERY_REVISION_CONFLICT", "HEAD_CHANGED", "CONTENDED"),
         response_headers=("Idempotent-Replayed",),
     ),
 )

@@ -17,6 +17,7 @@ T = TypeVar("T")
 class Request:
     """One HTTP request. `header` ignores the case of a name. The body can be read once.
 
+    `gone` says whether the client has hung up, where the runtime knows it.
     `server.answer` sets `params`, `principal`, `scopes` and `named` (the values of the headers
     that the route declares) before the handler runs.
     """
@@ -28,6 +29,7 @@ class Request:
     read_body: Callable[[], Awaitable[bytes]]
     db: Database
     setting: Callable[[str], str | None]
+    gone: Callable[[], bool] = lambda: False
     params: dict[str, str] = field(default_factory=dict)
     principal: Principal | None = None
     scopes: frozenset[str] = frozenset()

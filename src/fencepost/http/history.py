@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fencepost import events, journal, limits, subjects
+from fencepost import errors, events, journal, limits, subjects
 from fencepost.events import Append
 from fencepost.http import outcomes, queries, serialize
 from fencepost.http.exchange import Reply, Request, Route
@@ -15,13 +15,14 @@ from fencepost.http.values import (
     BY_OWNER,
     CHANGE,
     EXPECTED_HEAD,
+    GENERATION,
     IDENTIFIER,
     OWNER,
     stored_json,
     too_large,
 )
 from fencepost.journal import Event
-from fencepost.runs import LOSSES, Owner
+from fencepost.runs import Owner
 
 if TYPE_CHECKING:
     from fencepost.http import representations as shown
@@ -53,17 +54,21 @@ EVENT = Form(
         "payload": Member(Parser(_payload, stored_json(limits.PAYLOAD_BYTES_MAX).schema), {}),
         "owner": Member(OWNER, None, "Named, it must hold the run."),
         "expected_head": EXPECTED_HEAD,
+        "generation": GENERATION,
     },
 )
 
 
 class BindChangeBody(NamedTuple):
     owner: Owner
+    generation: int | None
     change: str
 
 
 BIND_CHANGE = Form(
-    "BindChangeRequest", BindChangeBody, {"owner": BY_OWNER, "change": Member(CHANGE)}
+    "BindChangeRequest",
+    BindChangeBody,
+    {"owner": BY_OWNER, "generation": GENERATION, "change": Member(CHANGE)},
 )
 
 # --- Handlers ----------------------------------------------------------------------------
@@ -93,24 +98,42 @@ def _event_json(event: Event, created_at_ms: int) -> shown.EventJson:
 
 async def post_event(request: Request, addition: Append) -> Reply[shown.AppendedJson]:
     """Append an event to the history of a run."""
-    outcome, run, event = await events.append(
-        request.db, request.params["run_id"], request.viewer, addition
-    )
-    if event is None or outcome in LOSSES:
-        raise outcomes.loss(outcome, run)
+    try:
+        result, stored = await events.append(
+            request.db, request.params["run_id"], request.viewer, addition
+        )
+    except errors.Unknown as unknown:
+        if addition.expected_head is None:
+            unknown.detail = _UNKNOWN_WITHOUT_HEAD
+        raise
+    if stored is None:
+        raise outcomes.loss(result)
     body: shown.AppendedJson = {
-        "outcome": outcome,
-        "event": _event_json(event, run.updated_at_ms),
-        "run": serialize.run_json(run),
+        "outcome": result.outcome,
+        "event": _event_json(stored.event, stored.created_at_ms),
+        "run": serialize.run_json(result.run),
     }
-    return Reply(200, body, run_id=run.run_id)
+    return Reply(200, body, run_id=result.run.run_id)
+
+
+_UNKNOWN_WITHOUT_HEAD = (
+    "The database's reply was lost, so the event may or may not have been appended. Sent again "
+    "without an `expected_head` it is appended once more: read the events of the run first."
+)
 
 
 async def post_bind_change(request: Request, body: BindChangeBody) -> Reply[shown.VerbAnswerJson]:
     """Bind a change to a design run that was started by a provisional name."""
     run_id = request.params["run_id"]
     return outcomes.verb_reply(
-        *await subjects.bind_change(request.db, run_id, request.viewer, body.owner, body.change)
+        await subjects.bind_change(
+            request.db,
+            run_id,
+            request.viewer,
+            body.owner,
+            body.change,
+            generation=body.generation,
+        )
     )
 
 

@@ -13,11 +13,13 @@ from fencepost.http.values import (
     ANYTHING,
     BOOLEAN,
     BY_OWNER,
+    GENERATION,
     OWNER_FIELD,
     integer,
     stored_json,
 )
-from fencepost.operations import LOSSES, Operation, OperationState, Step, StepOutcome
+from fencepost.leases import StepResult
+from fencepost.operations import LOSSES, Operation, Step, StepOutcome
 from fencepost.problems import PROBLEMS
 from fencepost.runs import Owner
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 class AcquireBody(NamedTuple):
     owner: Owner
+    generation: int | None
     ttl_ms: int
     fingerprint: str
     preempt: bool
@@ -36,13 +39,20 @@ class AcquireBody(NamedTuple):
 
 
 def _acquire(
-    owner: Owner, ttl_ms: int, payload: str | None, preempt: bool, exclusive: bool
+    owner: Owner,
+    generation: int | None,
+    ttl_ms: int,
+    payload: str | None,
+    preempt: bool,
+    exclusive: bool,
 ) -> AcquireBody:
     if preempt and exclusive:
         raise errors.InvalidRequest("'preempt' and 'exclusive' cannot both be true.")
-    return AcquireBody(owner, ttl_ms, payload or journal.digest(None), preempt, exclusive)
+    fingerprint = payload or journal.digest(None)
+    return AcquireBody(owner, generation, ttl_ms, fingerprint, preempt, exclusive)
 
 
+_BY = {"owner": BY_OWNER, "generation": GENERATION}
 _TTL_MS = Member(
     integer(1, limits.OPERATION_TTL_MS_MAX), about="How long the lease holds, in milliseconds."
 )
@@ -52,7 +62,7 @@ ACQUIRE = Form(
     "AcquireRequest",
     _acquire,
     {
-        "owner": BY_OWNER,
+        **_BY,
         "ttl_ms": _TTL_MS,
         "payload": Member(
             Parser(lambda value, name: journal.digest(value), {"$ref": ANYTHING}),
@@ -76,21 +86,19 @@ class HeldBody(NamedTuple):
     """The body of the holder of a lease. `outcome` is JSON text."""
 
     owner: Owner
+    generation: int | None
     token: str
     ttl_ms: int = 0
     outcome: str = ""
 
 
-HELD = Form("HeldRequest", HeldBody, {"owner": BY_OWNER, "token": _TOKEN})
-RENEW = Form("RenewRequest", HeldBody, {"owner": BY_OWNER, "token": _TOKEN, "ttl_ms": _TTL_MS})
+_HOLDER = {**_BY, "token": _TOKEN}
+HELD = Form("HeldRequest", HeldBody, _HOLDER)
+RENEW = Form("RenewRequest", HeldBody, {**_HOLDER, "ttl_ms": _TTL_MS})
 COMMIT = Form(
     "CommitRequest",
     HeldBody,
-    {
-        "owner": BY_OWNER,
-        "token": _TOKEN,
-        "outcome": Member(stored_json(limits.RESULT_BYTES_MAX)),
-    },
+    {**_HOLDER, "outcome": Member(stored_json(limits.RESULT_BYTES_MAX))},
 )
 
 # --- Handlers ----------------------------------------------------------------------------
@@ -98,42 +106,39 @@ COMMIT = Form(
 
 async def post_acquire(request: Request, body: AcquireBody) -> Reply[shown.StepAnswerJson]:
     """Lease an operation, or read its committed outcome."""
-    step = _step(request, body.owner)
-    return _reply(
-        *await leases.acquire(
-            request.db,
-            step,
-            body.fingerprint,
-            body.ttl_ms,
-            preempt=body.preempt,
-            exclusive=body.exclusive,
-        ),
-        step,
+    result = await leases.acquire(
+        request.db,
+        _step(request, body),
+        body.fingerprint,
+        body.ttl_ms,
+        preempt=body.preempt,
+        exclusive=body.exclusive,
     )
+    return _reply(request, result)
 
 
 async def post_renew(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
     """Let the lease hold for `ttl_ms` milliseconds from now; it never gets shorter."""
-    step = _step(request, body.owner)
-    return _reply(*await leases.renew(request.db, step, body.token, body.ttl_ms), step)
+    step = _step(request, body)
+    return _reply(request, await leases.renew(request.db, step, body.token, body.ttl_ms))
 
 
 async def post_assert(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
     """Check that the lease holds."""
-    step = _step(request, body.owner)
-    return _reply(*await leases.assert_held(request.db, step, body.token), step)
+    step = _step(request, body)
+    return _reply(request, await leases.assert_held(request.db, step, body.token))
 
 
 async def post_commit(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
     """Store the outcome, which is kept as long as the run, and end the lease."""
-    step = _step(request, body.owner)
-    return _reply(*await leases.commit(request.db, step, body.token, body.outcome), step)
+    step = _step(request, body)
+    return _reply(request, await leases.commit(request.db, step, body.token, body.outcome))
 
 
 async def post_interrupt(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
     """End the lease without an outcome; the operation can be acquired again."""
-    step = _step(request, body.owner)
-    return _reply(*await leases.interrupt(request.db, step, body.token), step)
+    step = _step(request, body)
+    return _reply(request, await leases.interrupt(request.db, step, body.token))
 
 
 async def get_operation(request: Request, _: None) -> Reply[shown.SeenOperationJson]:
@@ -147,45 +152,54 @@ async def get_operation(request: Request, _: None) -> Reply[shown.SeenOperationJ
     return Reply(200, body, run_id=run_id)
 
 
-def _step(request: Request, owner: Owner) -> Step:
+def _step(request: Request, body: AcquireBody | HeldBody) -> Step:
     """The step that the path and the owner name."""
     params = request.params
-    return Step(params["run_id"], request.viewer, owner, params["op"].lower())
+    id = params["op"].lower()
+    return Step(params["run_id"], request.viewer, body.owner, id, body.generation)
 
 
 def _lease_json(operation: Operation) -> shown.LeaseJson | None:
     """The lease of a running operation; else None."""
-    if operation.state is not OperationState.RUNNING:
+    if operation.lease_expires_at_ms is None:
         return None
     return {"token": operation.lease_token, "expires_at_ms": operation.lease_expires_at_ms}
 
 
-def _reply(
-    outcome: StepOutcome, found: Operation | None, step: Step
-) -> Reply[shown.StepAnswerJson]:
+# Those that end a lease stay won when the operation has been leased again meanwhile: that lease is
+# not the caller's.
+_ENDS = {StepOutcome.COMMITTED, StepOutcome.INTERRUPTED}
+
+
+def _reply(request: Request, result: StepResult) -> Reply[shown.StepAnswerJson]:
+    outcome, found, _ = result
     if outcome in LOSSES or found is None:
-        raise _loss(outcome, found)
+        raise _loss(result)
+    ended = outcome in _ENDS
     body: shown.StepAnswerJson = {
         "outcome": outcome,
-        "operation": serialize.operation_json(found),
-        "lease": _lease_json(found),
+        "operation": (serialize.seen_operation_json if ended else serialize.operation_json)(found),
+        "lease": None if ended else _lease_json(found),
     }
     replayed = {"Idempotent-Replayed": "true"} if outcome is StepOutcome.REPLAYED else {}
-    return Reply(200, body, replayed, run_id=step.run_id)
+    return Reply(200, body, replayed, run_id=found.run_id)
 
 
-def _loss(outcome: StepOutcome, found: Operation | None) -> errors.Conflict:
+def _loss(result: StepResult) -> errors.Conflict:
     """The 409 of a loss, with the outcome, and the operation without its lease's token."""
+    outcome, found, beaten_by = result
     code, retry_after_s = outcome.upper(), None
     if outcome is StepOutcome.OPERATION_ALREADY_RUNNING and found and found.lease_expires_at_ms:
         left_s = math.ceil((found.lease_expires_at_ms - found.now_ms) / 1000)
         retry_after_s = max(1, min(left_s, limits.PENDING_RETRY_AFTER_S))
+    members = {} if beaten_by is None else {"beaten_by": beaten_by._asdict()}
     return errors.Conflict(
         PROBLEMS[code].meaning,
         code=code,
         retry_after_s=retry_after_s,
         outcome=outcome,
         operation=found and serialize.seen_operation_json(found),
+        **members,
     )
 
 
@@ -201,7 +215,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_acquire,
         takes=ACQUIRE,
-        problems=("FENCE_LOST", "OPERATION_CONFLICT", "OPERATION_ALREADY_RUNNING"),
+        problems=("FENCE_LOST", "OPERATION_CONFLICT", "OPERATION_ALREADY_RUNNING", "CONTENDED"),
         response_headers=("Idempotent-Replayed",),
     ),
     Route(
@@ -210,7 +224,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_renew,
         takes=RENEW,
-        problems=_FENCED,
+        problems=(*_FENCED, "CONTENDED"),
     ),
     Route(
         method="POST",
@@ -226,7 +240,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_commit,
         takes=COMMIT,
-        problems=_FENCED,
+        problems=(*_FENCED, "CONTENDED"),
     ),
     Route(
         method="POST",

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from fencepost import errors, limits
-from fencepost.decision import Decision, Seen
+from fencepost.decision import Attempt, Decision, Exit, Seen, exits
 from fencepost.errors import Conflict, FencepostError
 from fencepost.http import serialize
 from fencepost.http.exchange import Reply
 from fencepost.problems import PROBLEMS
 from fencepost.reservation import Reservation
-from fencepost.runs import LOSSES, Outcome, Run
+from fencepost.runs import LOSSES, Beaten, Outcome, Run, VerbResult
 
 if TYPE_CHECKING:
     from fencepost.http import representations as shown
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # --- Starts ------------------------------------------------------------------------------
 
 
-def start_reply(decision: Decision, seen: Seen) -> Reply[shown.StartAnswerJson]:
+def start_reply(attempt: Attempt, decision: Decision, seen: Seen) -> Reply[shown.StartAnswerJson]:
     """201 for a new start, 200 for a retry by the same owner or a replay; raises the refusals."""
     if decision is Decision.STARTED:
         reply = _start_body("started", seen)
@@ -32,7 +32,7 @@ def start_reply(decision: Decision, seen: Seen) -> Reply[shown.StartAnswerJson]:
         reply.headers["Idempotent-Replayed"] = "true"
         return reply
     if decision is Decision.FENCED:
-        raise seen.fence.refusal()
+        raise seen.gate.refusal()
     if decision is Decision.RESERVED:
         raise errors.Unavailable("Other requests for this key came first. Nothing was written.")
     if decision is Decision.LOOKUP_CONFLICT:
@@ -42,8 +42,9 @@ def start_reply(decision: Decision, seen: Seen) -> Reply[shown.StartAnswerJson]:
         )
     assert seen.reservation is not None
     if decision is Decision.PENDING:
-        assert seen.run is not None
-        raise _pending(seen.run)
+        raise _pending(seen.reservation, seen.run)
+    if decision is Decision.UNRESOLVABLE:
+        raise _unresolvable(seen.reservation, exits(attempt, seen))
     raise _REFUSALS[decision](seen.reservation)
 
 
@@ -99,16 +100,38 @@ def _already_settled(held: Reservation) -> FencepostError:
     )
 
 
-def _unresolvable(held: Reservation) -> FencepostError:
+# How each exit is described, and where it is.
+_EXITS = {
+    Exit.OWN: (
+        "Another process may own it, with evidence that its owner is dead",
+        "runs/{run}/own",
+    ),
+    Exit.HEARTBEAT: (
+        "Its owner, the caller, may go on by a heartbeat in its generation, or own it anew",
+        "runs/{run}/heartbeat",
+    ),
+    Exit.RECOVER: (
+        "A process may remove the claim that stands on it, with evidence that the claimant is dead",
+        "runs/{run}/recover",
+    ),
+    Exit.RESOLVE: ("An operator may say what happened", "starts/{key}/resolve"),
+}
+
+
+def _unresolvable(held: Reservation, open_exits: list[Exit]) -> FencepostError:
+    """Names the exits that work now, and no others."""
+    paths = {
+        way: "/v1/" + _EXITS[way][1].format(run=held.run_id, key=held.key) for way in open_exits
+    }
+    ways = " ".join(f"{_EXITS[way][0]}: POST {path}." for way, path in paths.items())
     return Conflict(
-        "The run was started and may have executed. No owner holds a lease on it now. It does not "
-        "start again by itself. Another process can own it, with "
-        f"evidence that its owner is dead: POST /v1/runs/{held.run_id}/own. An operator can say "
-        f"whether it executed: POST /v1/starts/{held.key}/resolve. Its state: GET "
-        f"/v1/runs/{held.run_id}. Until then the key gets this answer.",
+        "The run was started and may have executed, and nobody is executing it now. It is not run "
+        f"again by itself. {ways} The run as it is: GET /v1/runs/{held.run_id}. The same key "
+        "answers again once the run is owned or settled.",
         code="START_UNRESOLVABLE",
         run_id=held.run_id,
         attempt=held.attempt,
+        exits=[{"verb": way, "path": path} for way, path in paths.items()],
     )
 
 
@@ -118,20 +141,22 @@ _REFUSALS: dict[Decision, Callable[[Reservation], FencepostError]] = {
     Decision.INPUT_MISMATCH: _input_mismatch,
     Decision.SUBJECT_MISMATCH: _subject_mismatch,
     Decision.ALREADY_SETTLED: _already_settled,
-    Decision.UNRESOLVABLE: _unresolvable,
 }
 
 
-def _pending(run: Run) -> Conflict:
-    assert run.lease_expires_at_ms is not None
-    left_s = math.ceil((run.lease_expires_at_ms - run.now_ms) / 1000)
+def _pending(held: Reservation, run: Run | None) -> Conflict:
+    """Somebody executes the run, or is about to; or it was released while the request waited."""
+    claim = run and run.claim
+    ends = [run.lease_expires_at_ms] if run and run.lease_expires_at_ms is not None else []
+    ends += [claim.claimed_at_ms + run.lease_ms] if run and claim else []
+    left_s = math.ceil((max(ends) - run.now_ms) / 1000) if run and ends else 1
     return Conflict(
-        "The run of this key is being executed. Send the same key again later, or with "
-        "Prefer: wait=N to be answered when it ends.",
+        "The run of this key is being executed, or was until now. Send the same key again later, "
+        "or with Prefer: wait=N to be answered when it ends.",
         code="START_PENDING",
         retry_after_s=max(1, min(left_s, limits.PENDING_RETRY_AFTER_S)),
-        run_id=run.run_id,
-        pending_since_ms=run.started_at_ms,
+        run_id=held.run_id,
+        pending_since_ms=claim.claimed_at_ms if claim else run and run.started_at_ms,
     )
 
 
@@ -148,20 +173,54 @@ def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply
 # --- Verbs on a run ----------------------------------------------------------------------
 
 
-def verb_reply(outcome: Outcome, run: Run) -> Reply[shown.VerbAnswerJson]:
-    if outcome in LOSSES:
-        raise loss(outcome, run)
-    body: shown.VerbAnswerJson = {"outcome": outcome, "run": serialize.run_json(run)}
+def verb_reply(result: VerbResult) -> Reply[shown.VerbAnswerJson]:
+    """A verb that won. Raises the losses."""
+    if result.outcome in LOSSES:
+        raise loss(result)
+    run = result.run
+    body: shown.VerbAnswerJson = {"outcome": result.outcome, "run": serialize.run_json(run)}
+    if result.beaten_by is not None:
+        body["beaten_by"] = _beaten_json(result.beaten_by)
     return Reply(200, body, run_id=run.run_id)
 
 
-def loss(outcome: Outcome, run: Run | None, **members: Any) -> Conflict:
-    """The 409 of a loss, with the outcome, and the run without state and result."""
+def loss(result: VerbResult, **members: Any) -> Conflict:
+    """A verb that lost: 409, the outcome named, the run without state and result, what beat it."""
+    if result.beaten_by is not None:
+        members["beaten_by"] = _beaten_json(result.beaten_by)
+    if result.granted is not None:
+        members["granted"] = result.granted._asdict()
+    written = "The claim was removed." if result.claim_cleared else None
+    return _conflict(result.outcome, result.run, written, members)
+
+
+def start_loss(outcome: Outcome, run: Run | None, **members: Any) -> Conflict:
+    """A release or a resolution that lost."""
+    return _conflict(outcome, run, None, members)
+
+
+# Losses of a verb that had an effect first: the grant that is over.
+_HAD_WON = {Outcome.OVERTAKEN, Outcome.LEASE_LAPSED}
+
+
+def _conflict(
+    outcome: Outcome, run: Run | None, written: str | None, members: dict[str, Any]
+) -> Conflict:
     code = outcome.upper()
+    said = written or ("" if outcome in _HAD_WON else "Nothing was written.")
     return Conflict(
-        f"{PROBLEMS[code].meaning} Nothing was written.",
+        f"{PROBLEMS[code].meaning} {said}".rstrip(),
         code=code,
         outcome=outcome,
         run=run and serialize.run_json(run, content=False),
         **members,
     )
+
+
+def _beaten_json(beaten: Beaten) -> shown.BeatenJson:
+    return {
+        "type": beaten.type,
+        "generation": beaten.generation,
+        "sequence": beaten.sequence,
+        "at_ms": beaten.at_ms,
+    }

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Generic, Literal, NotRequired, TypedDict, Typ
 
 from fencepost import operations, runs
 from fencepost.bindings import GATES
+from fencepost.decision import Exit
 from fencepost.fence import FenceState
 from fencepost.http import values
-from fencepost.http.values import COUNT, HASH, IDENTIFIER, OPERATION_ID, POSITIVE, one_of
+from fencepost.http.values import COUNT, HASH, IDENTIFIER, OPERATION_ID, POSITIVE, SEEN, one_of
 from fencepost.identifiers import PrincipalKind
 from fencepost.operations import OperationState
 from fencepost.ownership import FACTS
@@ -117,19 +118,43 @@ class RunJson(RunSummaryJson):
     result: Any
 
 
+class BeatenJson(TypedDict):
+    """What stands in a verb's way: the run's last ownership fact, or the last event, which has no
+    generation.
+    """
+
+    type: str
+    generation: Count | None
+    sequence: Count
+    at_ms: Ms
+
+
+class GrantedJson(TypedDict):
+    """The grant that is over: the generation of an ownership, or when a claim was made."""
+
+    generation: Count | None
+    claimed_at_ms: Ms | None
+
+
 class VerbAnswerJson(TypedDict):
-    """The outcome of a verb, and the run afterwards."""
+    """A verb that won, and the run afterwards. `beaten_by`: what has taken the run from the caller
+    since; its generation is not the caller's.
+    """
 
     outcome: Win
     run: RunJson
+    beaten_by: NotRequired[BeatenJson]
 
 
 class FactJson(TypedDict):
-    """A change of the ownership of a run."""
+    """What became of the ownership of a run or of its cancel. A request for a cancel names the
+    principal who made it, every other fact a process.
+    """
 
     sequence: Count
     type: Annotated[str, one_of(*FACTS)]
-    owner: OwnerJson
+    owner: OwnerJson | None
+    principal: PrincipalJson | None
     generation: Count
     granted_at_ms: Ms | None
     at_ms: Ms
@@ -166,8 +191,11 @@ class StartAnswerJson(TypedDict):
 
 
 class SeenStartJson(TypedDict):
+    """`seen` names this look, for a resolution: any write to the start makes another one."""
+
     reservation: ReservationJson
     run: RunJson | None
+    seen: Annotated[str, SEEN]
 
 
 class SettledJson(TypedDict):
@@ -350,6 +378,19 @@ class RunLoss(TypedDict):
 
     outcome: str
     run: RunSummaryJson | None
+    beaten_by: NotRequired[BeatenJson]
+
+
+class GrantLoss(RunLoss):
+    """A grant that the caller had, and has no more."""
+
+    granted: GrantedJson
+
+
+class JoinedLoss(RunLoss):
+    """`key` is the one that started the run."""
+
+    key: NotRequired[Identifier]
 
 
 class StepLoss(TypedDict):
@@ -365,6 +406,7 @@ class AnyLoss(TypedDict):
     outcome: str
     run: NotRequired[RunSummaryJson | None]
     operation: NotRequired[OperationJson | None]
+    beaten_by: NotRequired[BeatenJson]
 
 
 class DeliveryLoss(RunLoss):
@@ -377,7 +419,13 @@ class DeliveryLoss(RunLoss):
 # Not as a class: one member is a Python keyword.
 MoveLoss = TypedDict(
     "MoveLoss",
-    {"outcome": str, "run": RunSummaryJson | None, "from": str | None, "to": str},
+    {
+        "outcome": str,
+        "run": RunSummaryJson | None,
+        "beaten_by": NotRequired[BeatenJson],
+        "from": str | None,
+        "to": str,
+    },
 )
 
 
@@ -389,9 +437,17 @@ class Spent(TypedDict):
     run_id: Identifier
 
 
+class ExitJson(TypedDict):
+    """A verb that would work now, and its path."""
+
+    verb: Annotated[str, one_of(*Exit)]
+    path: str
+
+
 class UnresolvableStart(TypedDict):
     run_id: Identifier
     attempt: Annotated[int, POSITIVE]
+    exits: list[ExitJson]
 
 
 class PendingStart(TypedDict):
@@ -427,6 +483,9 @@ PROBLEM_MEMBERS: dict[str, Any] = {
     **{outcome.upper(): StepLoss for outcome in operations.LOSSES},
     **{outcome.upper(): RunLoss for outcome in runs.LOSSES},
     "FENCE_LOST": AnyLoss,
+    "OVERTAKEN": GrantLoss,
+    "LEASE_LAPSED": GrantLoss,
+    "KEY_JOINED": JoinedLoss,
     "DELIVERY_REVISION_CONFLICT": DeliveryLoss,
     "ILLEGAL_TRANSITION": MoveLoss,
     "START_TARGET_MISMATCH": OtherTarget,

@@ -21,7 +21,10 @@ from fencepost.http.forms import Form, Member, Parser
 from fencepost.http.queries import Page
 from fencepost.http.values import (
     BY_OWNER,
+    CLAIMED_AT_MS,
+    COUNT,
     EXPECTED_HEAD,
+    GENERATION,
     IDENTIFIER,
     LEASE_MS,
     OWNER,
@@ -86,7 +89,13 @@ AFTER_ROUND = queries.page((queries.POSITION, queries.TEXT))
 EVIDENCE = Form(
     "Evidence",
     Evidence,
-    {"kind": Member(one_of(*EVIDENCE_KINDS)), "expected_owner": Member(OWNER)},
+    {
+        "kind": Member(one_of(*EVIDENCE_KINDS)),
+        "expected_owner": Member(OWNER),
+        "expected_heartbeat_at_ms": Member(
+            COUNT, None, "The heartbeat that was looked at; given, it must still be the run's."
+        ),
+    },
     about="Why the present owner is believed dead. For same-host-pid-dead its host must be the "
     "sender's; for cross-host-unreachable-stale it must be another host.",
 )
@@ -96,17 +105,53 @@ class VerbBody(NamedTuple):
     """The owner who asks, and the other members of a verb's body."""
 
     owner: Owner
+    generation: int | None = None
+    claimed_at_ms: int | None = None
     lease_ms: int | None = None
     evidence: Evidence | None = None
+    expected_status: RunStatus | None = None
 
 
 _LEASE = Member(LEASE_MS, None, "Becomes the run's own; omitted, the run's own is kept.")
 _EVIDENCE = Member(EVIDENCE, None)
 
-OWNER_ONLY = Form("OwnerRequest", VerbBody, {"owner": BY_OWNER})
-WITH_LEASE = Form("LeaseRequest", VerbBody, {"owner": BY_OWNER, "lease_ms": _LEASE})
-WITH_EVIDENCE = Form("EvidenceRequest", VerbBody, {"owner": BY_OWNER, "evidence": _EVIDENCE})
-OWN = Form("OwnRequest", VerbBody, {"owner": BY_OWNER, "lease_ms": _LEASE, "evidence": _EVIDENCE})
+_EXPECTED_STATUS = Member(
+    Parser(
+        lambda value, name: RunStatus(one_of(*RunStatus).read(value, name)),
+        one_of(*RunStatus).schema,
+    ),
+    None,
+    "The status that was looked at; given, it must still be the run's.",
+)
+
+BY_GENERATION = Form("OwnerRequest", VerbBody, {"owner": BY_OWNER, "generation": GENERATION})
+HEARTBEAT = Form(
+    "HeartbeatRequest",
+    VerbBody,
+    {"owner": BY_OWNER, "generation": GENERATION, "lease_ms": _LEASE},
+)
+CLAIM = Form(
+    "ClaimRequest",
+    VerbBody,
+    {"owner": BY_OWNER, "lease_ms": _LEASE, "expected_status": _EXPECTED_STATUS},
+)
+BY_CLAIM = Form("ClaimantRequest", VerbBody, {"owner": BY_OWNER, "claimed_at_ms": CLAIMED_AT_MS})
+STEAL = Form("StealRequest", VerbBody, {"owner": BY_OWNER, "evidence": _EVIDENCE})
+RECOVER = Form(
+    "RecoverRequest",
+    VerbBody,
+    {"owner": BY_OWNER, "evidence": _EVIDENCE, "claimed_at_ms": CLAIMED_AT_MS},
+)
+OWN = Form(
+    "OwnRequest",
+    VerbBody,
+    {
+        "owner": BY_OWNER,
+        "lease_ms": _LEASE,
+        "evidence": _EVIDENCE,
+        "expected_status": _EXPECTED_STATUS,
+    },
+)
 NOTHING: Form[None] = Form("EmptyRequest", lambda: None, {}, about="An empty object.")
 
 _GUARD: Form[Literal["absent", "present"]] = Form(
@@ -126,11 +171,12 @@ def _transition(
     result: str | None,
     guard: Literal["absent", "present"] | None,
     expected_head: Head | None,
+    generation: int | None,
 ) -> Transition:
     status, move = _movement(machine, code, to)
     if result is not None and status not in TERMINAL:
         raise errors.InvalidRequest("A 'result' is only for completed, failed or cancelled.")
-    return Transition(owner, status, state, result, guard, expected_head, move)
+    return Transition(owner, status, state, result, guard, expected_head, move, generation)
 
 
 def _movement(state: str | None, code: str | None, to: str | None) -> tuple[RunStatus, Move | None]:
@@ -167,6 +213,7 @@ TRANSITION = Form(
             "Omitted, `machine` says it.",
         ),
         "owner": BY_OWNER,
+        "generation": GENERATION,
         "state": Member(stored_json(limits.STATE_BYTES_MAX), None, "Omitted, it stays."),
         "result": RESULT,
         "guard": Member(_GUARD, None),
@@ -240,11 +287,16 @@ def _fact_json(fact: Fact) -> shown.FactJson:
     return {
         "sequence": fact.sequence,
         "type": fact.type,
-        "owner": serialize.owner_json(fact.owner),
+        "owner": None if fact.owner is None else serialize.owner_json(fact.owner),
+        "principal": None if fact.principal is None else _principal_json(fact.principal),
         "generation": fact.generation,
         "granted_at_ms": fact.granted_at_ms,
         "at_ms": fact.at_ms,
     }
+
+
+def _principal_json(principal: Principal) -> shown.PrincipalJson:
+    return {"kind": principal.kind, "id": principal.id}
 
 
 async def get_lineage(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.RunSummaryJson]]:
@@ -275,49 +327,69 @@ def _by_owner(request: Request, body: VerbBody) -> tuple[Database, str, Principa
 
 async def post_own(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Own a run that waits for an owner, or, with evidence, one whose lease lapsed."""
-    _, lease_ms, evidence = body
     return outcomes.verb_reply(
-        *await ownership.own(*_by_owner(request, body), lease_ms=lease_ms, evidence=evidence)
+        await ownership.own(
+            *_by_owner(request, body),
+            lease_ms=body.lease_ms,
+            evidence=body.evidence,
+            expected_status=body.expected_status,
+        )
     )
 
 
 async def post_heartbeat(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Renew the lease of a run that the caller owns."""
     return outcomes.verb_reply(
-        *await ownership.heartbeat(*_by_owner(request, body), lease_ms=body.lease_ms)
+        await ownership.heartbeat(
+            *_by_owner(request, body), generation=body.generation, lease_ms=body.lease_ms
+        )
     )
 
 
 async def post_reconfirm(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Renew the lease, and learn whether the caller still owns the run."""
-    return outcomes.verb_reply(*await ownership.reconfirm(*_by_owner(request, body)))
+    return outcomes.verb_reply(
+        await ownership.reconfirm(*_by_owner(request, body), generation=body.generation)
+    )
 
 
 async def post_claim(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Claim a run that waits for an owner; `activate` then makes the caller its owner."""
     return outcomes.verb_reply(
-        *await claims.claim(*_by_owner(request, body), lease_ms=body.lease_ms)
+        await claims.claim(
+            *_by_owner(request, body),
+            lease_ms=body.lease_ms,
+            expected_status=body.expected_status,
+        )
     )
 
 
 async def post_activate(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Turn the caller's claim into the ownership of the run."""
-    return outcomes.verb_reply(*await claims.activate(*_by_owner(request, body)))
+    return outcomes.verb_reply(
+        await claims.activate(*_by_owner(request, body), claimed_at_ms=body.claimed_at_ms)
+    )
 
 
 async def post_steal(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Claim a running run whose owner is believed dead."""
-    return outcomes.verb_reply(*await claims.steal(*_by_owner(request, body), body.evidence))
+    return outcomes.verb_reply(await claims.steal(*_by_owner(request, body), body.evidence))
 
 
 async def post_abandon(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Remove the caller's claim."""
-    return outcomes.verb_reply(*await claims.abandon(*_by_owner(request, body)))
+    return outcomes.verb_reply(
+        await claims.abandon(*_by_owner(request, body), claimed_at_ms=body.claimed_at_ms)
+    )
 
 
 async def post_recover(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Remove the claim of a claimant that is believed dead."""
-    return outcomes.verb_reply(*await claims.recover(*_by_owner(request, body), body.evidence))
+    return outcomes.verb_reply(
+        await claims.recover(
+            *_by_owner(request, body), body.evidence, claimed_at_ms=body.claimed_at_ms
+        )
+    )
 
 
 # --- Moving and cancelling ---------------------------------------------------------------
@@ -326,29 +398,32 @@ async def post_recover(request: Request, body: VerbBody) -> Reply[shown.VerbAnsw
 async def post_transition(request: Request, change: Transition) -> Reply[shown.VerbAnswerJson]:
     """Checkpoint, suspend or end a run that the caller owns, or move its machine."""
     run_id = request.params["run_id"]
-    outcome, run = await transition.transition(request.db, run_id, request.viewer, change)
-    if outcome is Outcome.ILLEGAL_TRANSITION:
+    result = await transition.transition(request.db, run_id, request.viewer, change)
+    if result.outcome is Outcome.ILLEGAL_TRANSITION:
+        machine = result.run.machine
         to = change.to if change.move is None else change.move.to
-        move = {"from": run.machine and run.machine.state, "to": to}
-        raise outcomes.loss(outcome, run, **move)
-    return outcomes.verb_reply(outcome, run)
+        move = {"from": machine and machine.state, "to": to}
+        raise outcomes.loss(result, **move)
+    return outcomes.verb_reply(result)
 
 
 async def post_cancel(request: Request, _: None) -> Reply[shown.VerbAnswerJson]:
-    """Request the cancel of a run. The first request is kept."""
+    """Request the cancel of a run, once. It ends a run that waits and that nobody claims."""
     where = (request.db, request.params["run_id"], request.viewer, request.sender)
-    return outcomes.verb_reply(*await cancellation.cancel(*where))
+    return outcomes.verb_reply(await cancellation.cancel(*where))
 
 
 async def post_acknowledge_cancel(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Record that the owner has seen the cancel request."""
-    return outcomes.verb_reply(*await cancellation.acknowledge(*_by_owner(request, body)))
+    return outcomes.verb_reply(
+        await cancellation.acknowledge(*_by_owner(request, body), generation=body.generation)
+    )
 
 
 async def post_cancel_lineage(request: Request, _: None) -> Reply[shown.VerbAnswerJson]:
-    """Request the cancel of every round of a lineage that has not ended."""
+    """Request the cancel of every round that has not ended; answers the last that it asked."""
     where = (request.db, request.params["run_id"], request.viewer, request.sender)
-    return outcomes.verb_reply(*await cancellation.cancel_lineage(*where))
+    return outcomes.verb_reply(await cancellation.cancel_lineage(*where))
 
 
 # --- Routes ------------------------------------------------------------------------------
@@ -385,16 +460,16 @@ ROUTES: tuple[Route[Any], ...] = (
         pattern=f"{_RUN}/claim",
         scopes=("work",),
         handler=post_claim,
-        takes=WITH_LEASE,
-        problems=_TAKEN,
+        takes=CLAIM,
+        problems=(*_TAKEN, "OVERTAKEN"),
     ),
     Route(
         method="POST",
         pattern=f"{_RUN}/activate",
         scopes=("work",),
         handler=post_activate,
-        takes=OWNER_ONLY,
-        problems=("CLAIM_LOST", "SNAPSHOT_CHANGED"),
+        takes=BY_CLAIM,
+        problems=("LEASE_LAPSED", "OVERTAKEN", "CLAIM_LOST", "SNAPSHOT_CHANGED"),
     ),
     Route(
         method="POST",
@@ -402,14 +477,14 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_own,
         takes=OWN,
-        problems=(*_TAKEN, "EVIDENCE_REQUIRED"),
+        problems=(*_TAKEN, "LEASE_LAPSED", "OVERTAKEN", "EVIDENCE_REQUIRED"),
     ),
     Route(
         method="POST",
         pattern=f"{_RUN}/heartbeat",
         scopes=("work",),
         handler=post_heartbeat,
-        takes=WITH_LEASE,
+        takes=HEARTBEAT,
         problems=("FENCE_LOST",),
     ),
     Route(
@@ -417,7 +492,7 @@ ROUTES: tuple[Route[Any], ...] = (
         pattern=f"{_RUN}/reconfirm",
         scopes=("work",),
         handler=post_reconfirm,
-        takes=OWNER_ONLY,
+        takes=BY_GENERATION,
         problems=("FENCE_LOST",),
     ),
     Route(
@@ -425,15 +500,15 @@ ROUTES: tuple[Route[Any], ...] = (
         pattern=f"{_RUN}/steal",
         scopes=("work",),
         handler=post_steal,
-        takes=WITH_EVIDENCE,
-        problems=(*_TAKEN, "LIVENESS_UNCONFIRMED"),
+        takes=STEAL,
+        problems=(*_TAKEN, "OVERTAKEN", "LIVENESS_UNCONFIRMED"),
     ),
     Route(
         method="POST",
         pattern=f"{_RUN}/abandon",
         scopes=("work",),
         handler=post_abandon,
-        takes=OWNER_ONLY,
+        takes=BY_CLAIM,
         problems=("CLAIM_LOST",),
     ),
     Route(
@@ -441,7 +516,7 @@ ROUTES: tuple[Route[Any], ...] = (
         pattern=f"{_RUN}/recover",
         scopes=("work",),
         handler=post_recover,
-        takes=WITH_EVIDENCE,
+        takes=RECOVER,
         problems=("LIVENESS_UNCONFIRMED", "CLAIM_CHANGED", "CLAIM_FRESH"),
     ),
     Route(
@@ -458,14 +533,14 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("start", "operate"),
         handler=post_cancel,
         takes=NOTHING,
-        problems=("TERMINAL", "ALREADY_REQUESTED", "EXECUTION_FENCE_UNREADABLE"),
+        problems=("CONTENDED", "TERMINAL", "ALREADY_REQUESTED", "EXECUTION_FENCE_UNREADABLE"),
     ),
     Route(
         method="POST",
         pattern=f"{_RUN}/acknowledge-cancel",
         scopes=("work",),
         handler=post_acknowledge_cancel,
-        takes=OWNER_ONLY,
+        takes=BY_GENERATION,
         problems=("FENCE_LOST", "CANCEL_NOT_REQUESTED", "ALREADY_ACKNOWLEDGED"),
     ),
     Route(

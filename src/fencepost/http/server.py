@@ -168,6 +168,7 @@ def _receive(js_request: Any, env: Any) -> Request:
         read_body=read_body,
         db=Database(env.DB, _SCHEMA),
         setting=lambda name: getattr(env, name, None),
+        gone=lambda: bool(js_request.signal.aborted),
     )
 
 

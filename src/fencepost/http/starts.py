@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fencepost import errors, limits, machines, release, reservation, resolve, starts
+from fencepost import errors, limits, machines, release, resolve, starts
 from fencepost.decision import Attempt, fingerprint
 from fencepost.http import outcomes, queries, serialize
 from fencepost.http.exchange import Reply, Request, Route
@@ -13,13 +13,14 @@ from fencepost.http.values import (
     ANYTHING,
     BY_OWNER,
     CHANGE,
+    GENERATION,
     IDENTIFIER,
     LEASE_MS,
     LINEAGE,
     NOTE,
     OWNER,
-    POSITIVE,
     RESULT,
+    SEEN,
     TARGET,
     one_of,
     stored_json,
@@ -106,7 +107,7 @@ class StartBody(NamedTuple):
             principal=principal,
             target=self.target,
             fingerprint=fingerprint(self.target, self.input, self.lineage),
-            run_id=mint_run_id(),
+            run_id=mint_run_id(key),
             input_json=_INPUT.read(self.input, "input"),
             owner=self.owner or Owner("fencepost", 0, mint_token()),
             lease_ms=self.lease_ms,
@@ -139,16 +140,17 @@ START = Form(
 
 class ReleaseBody(NamedTuple):
     owner: Owner
+    generation: int | None
 
 
-RELEASE = Form("OwnerRequest", ReleaseBody, {"owner": BY_OWNER})
+RELEASE = Form("ReleaseRequest", ReleaseBody, {"owner": BY_OWNER, "generation": GENERATION})
 
 
-def _resolution(decision: str, attempt: int, note: str, result: str | None) -> Resolution:
+def _resolution(decision: str, seen: str, note: str, result: str | None) -> Resolution:
     verdict = Verdict(decision)
     if result is not None and verdict is not Verdict.EXECUTED:
         raise errors.InvalidRequest("A 'result' belongs to the decision 'executed'.")
-    return Resolution(verdict, attempt, note, result)
+    return Resolution(verdict, seen, note, result)
 
 
 RESOLUTION = Form(
@@ -156,8 +158,10 @@ RESOLUTION = Form(
     _resolution,
     {
         "decision": Member(one_of(*Verdict)),
-        "attempt": Member(POSITIVE, about="The attempt that the operator has examined."),
-        "note": Member(NOTE, about="The reason, for the audit."),
+        "seen": Member(
+            SEEN, about="What was looked at: `seen` of the start. Any write since loses."
+        ),
+        "note": Member(NOTE, about="Why; for the audit."),
         "result": RESULT,
     },
     {
@@ -176,19 +180,33 @@ async def post_start(request: Request, body: StartBody) -> Reply[shown.StartAnsw
     """Start the run that the key names, or answer with the run that it already has."""
     wait_s = queries.PREFER_WAIT.of(request)
     attempt = body.attempt(queries.IDEMPOTENCY_KEY.of(request), request.sender)
-    decision, seen = await starts.start(request.db, attempt, wait_s=wait_s)
-    reply = outcomes.start_reply(decision, seen)
+    try:
+        decision, seen = await starts.start(request.db, attempt, wait_s=wait_s, gone=request.gone)
+    except errors.Unknown as unknown:
+        if body.owner is None:
+            unknown.detail = _UNKNOWN_WITHOUT_OWNER
+        raise
+    reply = outcomes.start_reply(attempt, decision, seen)
     if wait_s:
         reply.headers["Preference-Applied"] = f"wait={wait_s}"
     return reply
 
 
+_UNKNOWN_WITHOUT_OWNER = (
+    "The database's reply was lost, so the run may have started, under an owner that nobody knows. "
+    "The same key starts nothing twice, but it may answer START_PENDING and then "
+    "START_UNRESOLVABLE. A start that sends its own owner converges on its run."
+)
+
+
 async def get_start(request: Request, _: None) -> Reply[shown.SeenStartJson]:
-    """Read the reservation of a key, and its run."""
-    held, run = await reservation.find(request.db, request.params["key"], request.viewer)
+    """The reservation of a key and its run; and `seen`, which a resolution names."""
+    found = await resolve.look(request.db, request.params["key"], request.viewer)
+    held, run = found.held, found.run
     body: shown.SeenStartJson = {
         "reservation": serialize.reservation_json(held),
         "run": None if run is None else serialize.run_json(run),
+        "seen": found.seen,
     }
     return Reply(200, body, run_id=held.run_id)
 
@@ -196,20 +214,23 @@ async def get_start(request: Request, _: None) -> Reply[shown.SeenStartJson]:
 async def post_release(request: Request, body: ReleaseBody) -> Reply[shown.SettledJson]:
     """Release a start that did not execute: its key can be started again."""
     key, viewer = request.params["key"], request.viewer
-    outcome, held, run = await release.release(request.db, key, viewer, body.owner)
+    outcome, held, run = await release.release(
+        request.db, key, viewer, body.owner, generation=body.generation
+    )
     if outcome is not Outcome.RELEASED:
-        raise outcomes.loss(outcome, run)
+        raise outcomes.start_loss(outcome, run)
     return outcomes.settled_reply(outcome, held, run)
 
 
 async def post_resolve(request: Request, resolution: Resolution) -> Reply[shown.SettledJson]:
-    """Resolve an abandoned start: say whether it executed."""
-    outcome, held, run = await resolve.resolve(
+    """Settle a start that nobody executes: say whether it executed."""
+    outcome, found = await resolve.resolve(
         request.db, request.params["key"], request.sender, resolution
     )
     if outcome is not Outcome.RESOLVED:
-        raise outcomes.loss(outcome, run)
-    return outcomes.settled_reply(outcome, held, run)
+        starter = {} if found.starter is None else {"key": found.starter}
+        raise outcomes.start_loss(outcome, found.run, **starter)
+    return outcomes.settled_reply(outcome, found.held, found.run)
 
 
 # --- Routes ------------------------------------------------------------------------------
@@ -249,7 +270,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("start",),
         handler=post_release,
         takes=RELEASE,
-        problems=("FENCE_LOST", "SNAPSHOT_CHANGED"),
+        problems=("FENCE_LOST", "KEY_JOINED", "SNAPSHOT_CHANGED", "WORK_RECORDED", "CONTENDED"),
     ),
     Route(
         method="POST",
@@ -257,6 +278,6 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("operate",),
         handler=post_resolve,
         takes=RESOLUTION,
-        problems=("ATTEMPT_CHANGED", "HEARTBEAT_FRESH", "SNAPSHOT_CHANGED"),
+        problems=("KEY_JOINED", "HEARTBEAT_FRESH", "CLAIM_FRESH", "SNAPSHOT_CHANGED"),
     ),
 )

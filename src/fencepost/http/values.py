@@ -103,6 +103,15 @@ NOTE = Parser(
 OPERATION_ID: Parser[str] = Parser(
     lambda value, name: str(value), {"type": "string", "pattern": f"^{OPERATION_ID_PATTERN}$"}
 )
+
+
+def _seen(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[A-Za-z0-9_-]{43}", value):
+        raise ValueError(f"{name!r} is one that the start gave out.")
+    return value
+
+
+SEEN = Parser(_seen, {"type": "string", "pattern": "^[A-Za-z0-9_-]{43}$"})
 HASH = Parser(_hash_text, {"type": "string", "pattern": "^[0-9a-f]{64}$"})
 POSITIVE = integer(1, limits.INTEGER_MAX)
 COUNT = integer(0, limits.INTEGER_MAX)
@@ -211,5 +220,7 @@ HEAD = Form(
 # --- Members of many bodies --------------------------------------------------------------
 
 BY_OWNER = Member(OWNER)
+GENERATION = Member(POSITIVE, None, "The caller's generation; given, the run must still be in it.")
+CLAIMED_AT_MS = Member(COUNT, None, "When the claim was made; given, it must be that very claim.")
 EXPECTED_HEAD = Member(HEAD, None, "Where the run's history must end. One round trip less.")
 RESULT = Member(stored_json(limits.RESULT_BYTES_MAX), None)

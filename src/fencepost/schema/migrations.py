@@ -82,13 +82,42 @@ _EVENTS_1 = Earlier(
     fills=(("write_token", "''"),),
 )
 
+# Before facts of cancels, a fact always named a process.
+_OWNERSHIP_1 = Earlier(
+    "fencepost_ownership",
+    "ea8725307b078176c08d7b0421daf9be5963250de064e5b3e2a2eb32e2018705",
+    (
+        *("run_id", "sequence", "type", "owner_host_id", "owner_pid", "owner_nonce"),
+        *("generation", "granted_at_ms", "write_token", "at_ms"),
+    ),
+)
+
+# Before leases ended with the generation of their run. A lease of then counts as one of the
+# present generation: its step has been recorded in it, which is the careful way to read it.
+_OPERATIONS_1 = Earlier(
+    "fencepost_operations",
+    "a8401f73589214ae8c5100b5eccfa4a298741fbc06b5c8e1d3c43c1540eb757e",
+    (
+        *("run_id", "operation_id", "kind", "payload_fingerprint", "state", "lease_token"),
+        *("lease_expires_at_ms", "outcome", "write_token", "created_at_ms", "updated_at_ms"),
+    ),
+    fills=(
+        (
+            "generation",
+            "COALESCE((SELECT run.generation FROM fencepost_runs AS run"
+            " WHERE run.run_id = fencepost_operations.run_id), 0)",
+        ),
+    ),
+)
+
 # The earlier shapes of a database, oldest first: those of its tables that differ from the present
 # ones. A table that was added later is missing there. An index belongs to its table.
 MIGRATIONS = {
-    "1-starts": (_FENCE_1, _RESERVATIONS_1, _RUNS_1, _EVENTS_1),
-    "2-operators": (_RESERVATIONS_1, _RUNS_1, _EVENTS_1),
-    "3-ownership": (_RESERVATIONS_1, _RUNS_3, _EVENTS_1),
-    "4-history": (_EVENTS_1,),
+    "1-starts": (_FENCE_1, _RESERVATIONS_1, _RUNS_1, _EVENTS_1, _OWNERSHIP_1),
+    "2-operators": (_RESERVATIONS_1, _RUNS_1, _EVENTS_1, _OWNERSHIP_1),
+    "3-ownership": (_RESERVATIONS_1, _RUNS_3, _EVENTS_1, _OWNERSHIP_1),
+    "4-history": (_EVENTS_1, _OWNERSHIP_1, _OPERATIONS_1),
+    "5-tokens": (_OWNERSHIP_1, _OPERATIONS_1),
 }
 
 # Of the tables that the oldest shape lacks: the first shape that has them.

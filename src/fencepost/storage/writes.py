@@ -6,8 +6,9 @@ batch again is always safe. When D1's reply is lost:
 
     found on reading back               branch                      then
     this attempt's token                landed                      the write won
-    another token, or none: the batch
-    is sent once more
+    another token, or none, and rows
+    in which it can only lose           decided                     the write lost
+    else the batch is sent once more
       and it wins                       reinserted / reissued       the write won
       and it loses                      refused                     the write lost
     reading back fails, or the
@@ -22,7 +23,7 @@ the same key then has the same effect as one whose reply was not lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ class Branch(StrEnum):
     REISSUED = "reissued"
     REINSERTED = "reinserted"
     REFUSED = "refused"
+    DECIDED = "decided"
     UNREADABLE = "unreadable"
 
 
@@ -48,6 +50,7 @@ class Write(NamedTuple):
     The statement with index `decides` returns a row if the write won. `receipt` is a SELECT that
     returns a row only if this attempt has committed: it looks for the attempt's token, never for
     an id that a caller chose. `inserts`: the branch is called `reinserted`, not `reissued`.
+    `could_win` judges what the reads returned: False if the write, sent again, can only lose.
     """
 
     statements: Sequence[Statement]
@@ -55,6 +58,7 @@ class Write(NamedTuple):
     receipt: Statement
     inserts: bool = False
     decides: int = 0
+    could_win: Callable[[list[Result]], bool] = lambda reads: True
 
 
 class Written(NamedTuple):
@@ -90,6 +94,9 @@ async def write(db: Database, intent: Write) -> Written:
         if results[-1].rows:
             db.branch = Branch.LANDED
             return Written(results[-1].rows, results[:-1])
+        if not intent.could_win(results[:-1]):
+            db.branch = Branch.DECIDED
+            return Written([], results[:-1])
         return await _again(db, intent, lost)
 
 
