@@ -22,9 +22,11 @@ class Row:
 
     `reads_first`: D1 batches that only read before the one that writes. `again`: the status of
     the same request sent again after it had its effect. `covered`: what the rival writes leaves
-    no trace of the mutation, so that its receipt is gone. `beaten`: what is issued again loses to
-    the rival, and the request succeeds all the same: it joins what the rival did, or goes on
-    from there.
+    no trace of the mutation, so that its receipt is gone. `decided`: the rows, as the rival left
+    them, show that the mutation can only lose, so that it is not issued again; then `goes_on`: it
+    is made anew from there, and succeeds; `asks_why`: it reads once more, to say why it lost.
+    `beaten`: it loses to the rival, and the request succeeds all the same, by what the rival did.
+    `overtaker`: somebody's write that ends what the mutation granted; it comes to nothing before.
     """
 
     send: Send
@@ -34,7 +36,11 @@ class Row:
     won: int = 200
     again: int = 200
     covered: bool = False
+    decided: bool = False
+    goes_on: bool = False
+    asks_why: bool = False
     beaten: bool = False
+    overtaker: Send | None = None
 
 
 def verb(name: str, **members: Any) -> Send:
@@ -76,7 +82,7 @@ def start(who: str) -> Send:
 
 def start_verb(name: str, token: str = "alice", **members: Any) -> Send:  # noqa: S107
     def send(client: Client, run: Json, headers: dict[str, str]) -> httpx.Response:
-        body = members or {"owner": run["owner"]}
+        body = {**members, "seen": run["seen"]} if members else {"owner": run["owner"]}
         path = f"/v1/starts/{run['key']}/{name}"
         return client.as_(token).post(path, body, headers=headers)
 
@@ -136,6 +142,11 @@ def lapsed(client: Client, sql: Sql, run: Json) -> None:
     sql.lapse(run["run_id"])
 
 
+def looked(client: Client, sql: Sql, run: Json) -> None:
+    lapsed(client, sql, run)
+    run["seen"] = client.get(f"/v1/starts/{run['key']}").json()["seen"]
+
+
 def cancel_requested(client: Client, sql: Sql, run: Json) -> None:
     client.post(f"/v1/runs/{run['run_id']}/cancel", {}).raise_for_status()
 
@@ -153,57 +164,78 @@ def design(client: Client, sql: Sql, run: Json) -> None:
     run |= {**client.start(key, body).json()["run"], "key": key}
 
 
-RESOLUTION = {"decision": "executed", "attempt": 1, "note": "n", "result": 1}
+RESOLUTION = {"decision": "executed", "note": "n", "result": 1}
 
 COMPLETE = verb("transition", to="completed", result=1)
+SUSPEND = verb("transition", to="suspended")
 CANCEL = operate("/v1/runs/{run_id}/cancel")
 LOCK = operate("/v1/fence/transitions", expected="open", next="migration-locked")
 
 ROWS: dict[str, Row] = {
-    "/v1/starts": Row(start("owner"), start("other"), won=201),
-    "/v1/starts/{key}/release": Row(start_verb("release"), COMPLETE, reads_first=1, again=409),
+    "/v1/starts": Row(start("owner"), start("other"), won=201, decided=True),
+    "/v1/starts/{key}/release": Row(
+        start_verb("release"), COMPLETE, reads_first=1, again=409, decided=True
+    ),
     "/v1/starts/{key}/resolve": Row(
         start_verb("resolve", "operator", **RESOLUTION),
         start_verb("resolve", "operator", **{**RESOLUTION, "note": "rival", "result": 2}),
-        lapsed,
+        looked,
         reads_first=1,
         again=409,
+        decided=True,
     ),
-    "/v1/runs/{run_id}/claim": Row(verb("claim"), by("other", "claim"), suspended, again=409),
-    "/v1/runs/{run_id}/activate": Row(verb("activate"), CANCEL, claimed, again=409),
-    "/v1/runs/{run_id}/own": Row(verb("own"), by("other", "own"), suspended, again=409),
-    "/v1/runs/{run_id}/heartbeat": Row(verb("heartbeat"), COMPLETE, covered=True),
-    "/v1/runs/{run_id}/reconfirm": Row(verb("reconfirm"), COMPLETE, covered=True),
+    "/v1/runs/{run_id}/claim": Row(
+        verb("claim"), by("other", "claim"), suspended, again=409, overtaker=verb("abandon")
+    ),
+    "/v1/runs/{run_id}/activate": Row(
+        verb("activate"), CANCEL, claimed, again=409, overtaker=SUSPEND
+    ),
+    "/v1/runs/{run_id}/own": Row(
+        verb("own"), by("other", "own"), suspended, again=409, overtaker=SUSPEND
+    ),
+    "/v1/runs/{run_id}/heartbeat": Row(verb("heartbeat"), COMPLETE, covered=True, decided=True),
+    "/v1/runs/{run_id}/reconfirm": Row(verb("reconfirm"), COMPLETE, covered=True, decided=True),
     "/v1/runs/{run_id}/steal": Row(
-        about("steal", "owner"), about("steal", "owner", "third"), lapsed, again=409
+        about("steal", "owner"),
+        about("steal", "owner", "third"),
+        lapsed,
+        again=409,
+        overtaker=by("other", "abandon"),
     ),
-    "/v1/runs/{run_id}/abandon": Row(verb("abandon"), verb("activate"), claimed, again=409),
+    "/v1/runs/{run_id}/abandon": Row(
+        verb("abandon"), verb("activate"), claimed, again=409, decided=True
+    ),
     "/v1/runs/{run_id}/recover": Row(
-        about("recover", "owner"), about("recover", "owner", "third"), old_claim, again=409
+        about("recover", "owner"),
+        about("recover", "owner", "third"),
+        old_claim,
+        again=409,
+        decided=True,
     ),
     "/v1/runs/{run_id}/transition": Row(
-        COMPLETE, verb("transition", to="failed", result=2), reads_first=1, again=409
+        COMPLETE, verb("transition", to="failed", result=2), reads_first=1, again=409, decided=True
     ),
     "/v1/runs/{run_id}/transition that expects a head": Row(
-        at_head("transition", to="suspended"), verb("events", type="rival"), again=409
+        at_head("transition", to="suspended"), verb("events", type="rival"), again=409, decided=True
     ),
     "/v1/runs/{run_id}/events": Row(
         verb("events", type="noted", payload=1),
         verb("events", type="rival"),
         reads_first=1,
-        beaten=True,
+        decided=True,
+        goes_on=True,
     ),
     # The very same event at the very same head: told apart by the attempt, not by the hash.
     "/v1/runs/{run_id}/events that expect a head": Row(
-        at_head("events", type="noted"), at_head("events", type="noted"), again=409
+        at_head("events", type="noted"), at_head("events", type="noted"), again=409, decided=True
     ),
     "/v1/runs/{run_id}/bind-change": Row(
-        bind_change("new"), bind_change("new2"), design, reads_first=1
+        bind_change("new"), bind_change("new2"), design, reads_first=1, decided=True, asks_why=True
     ),
     "/v1/runs/{run_id}/bindings": Row(bindings("a"), bindings("b"), reads_first=1),
-    "/v1/runs/{run_id}/cancel": Row(CANCEL, CANCEL, again=409),
+    "/v1/runs/{run_id}/cancel": Row(CANCEL, CANCEL, again=409, decided=True),
     "/v1/runs/{run_id}/acknowledge-cancel": Row(
-        verb("acknowledge-cancel"), COMPLETE, cancel_requested, again=409, covered=True
+        verb("acknowledge-cancel"), COMPLETE, cancel_requested, again=409, decided=True
     ),
     "/v1/runs/{run_id}/lineage/cancel": Row(
         operate("/v1/runs/{run_id}/lineage/cancel"), CANCEL, again=409
@@ -211,16 +243,26 @@ ROWS: dict[str, Row] = {
     "/v1/runs/{run_id}/operations/{op}/acquire": Row(
         operation("acquire", ttl_ms=60_000),
         operation("acquire", ttl_ms=70_000, exclusive=True),
+        decided=True,
         beaten=True,
     ),
     "/v1/runs/{run_id}/operations/{op}/renew": Row(
-        operation("renew", ttl_ms=90_000), operation("commit", outcome=2), leased, covered=True
+        operation("renew", ttl_ms=90_000),
+        operation("commit", outcome=2),
+        leased,
+        covered=True,
+        decided=True,
     ),
     "/v1/runs/{run_id}/operations/{op}/commit": Row(
-        operation("commit", outcome=1), operation("commit", outcome=2), leased
+        operation("commit", outcome=1), operation("commit", outcome=2), leased, decided=True
     ),
     "/v1/runs/{run_id}/operations/{op}/interrupt": Row(
-        operation("interrupt"), operation("commit", outcome=2), leased, reads_first=1, again=409
+        operation("interrupt"),
+        operation("commit", outcome=2),
+        leased,
+        reads_first=1,
+        again=409,
+        decided=True,
     ),
     "/v1/fence/transitions": Row(
         operate("/v1/fence/transitions", key=True, expected="open", next="draining"),
@@ -237,5 +279,13 @@ ROWS: dict[str, Row] = {
 
 
 def rivals(name: str) -> dict[str, Send | None]:
-    """Who writes in the window: nobody, the row's rival, an operator who locks the fence."""
-    return {"nobody": None, "its rival": ROWS[name].rival, "the fence": LOCK}
+    """Who writes in the window: nobody, the row's rival, an operator who locks the fence, or
+    whoever ends what was granted.
+    """
+    row = ROWS[name]
+    return {
+        "nobody": None,
+        "its rival": row.rival,
+        "the fence": LOCK,
+        "its overtaker": row.overtaker,
+    }

@@ -10,7 +10,10 @@ from fencepost.runs import Owner
 
 @dataclass
 class Model:
-    """One run. Every verb returns the outcome's name; `facts` are (type, owner, generation)."""
+    """One run. Every verb returns the outcome's name; `facts` are (type, owner, generation), those
+    of requests without an owner. `updated`: the time of the last write, `cleared`: the last verb
+    lost and removed a claim.
+    """
 
     owner: Owner | None
     now: int
@@ -22,21 +25,31 @@ class Model:
     claim: tuple[Owner, int, int | None] | None = None
     cancel: bool = False
     acknowledged: bool = False
-    facts: list[tuple[str, Owner, int]] = field(default_factory=list)
+    cleared: bool = False
+    updated: int = 0
+    facts: list[tuple[str, Owner | None, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         assert self.owner is not None
         self.heartbeat, self.expires = self.now, self.now + self.lease
+        self.updated = self.now
         self.facts.append(("activated", self.owner, 1))
 
-    def note(self, type: str, who: Owner) -> None:
+    def note(self, type: str, who: Owner | None) -> None:
+        """A fact; the row was written with it."""
+        self.updated = max(self.updated, self.now)
         self.facts.append((type, who, self.generation))
+
+    def hold(self, who: Owner, heartbeat: int | None) -> None:
+        """A claim, whose time is later than any time in the row."""
+        self.updated = max(self.now, self.updated + 1)
+        self.claim = (who, self.updated, heartbeat)
 
     def grant(self, who: Owner) -> None:
         self.status, self.owner, self.claim = "running", who, None
         self.generation += 1
-        self.heartbeat, self.expires = self.now, self.now + self.lease
         self.note("activated", who)
+        self.heartbeat, self.expires = self.updated, self.updated + self.lease
 
     @property
     def stale(self) -> bool:
@@ -51,7 +64,7 @@ class Model:
     def claim_(self, who: Owner) -> str:
         if self.claim or self.status not in ("pending", "suspended"):
             return self.loss()
-        self.claim = (who, self.now, None)
+        self.hold(who, None)
         self.note("claimed", who)
         return "claimed"
 
@@ -59,7 +72,7 @@ class Model:
         if not self.claim or self.claim[0] != who:
             return "claim_lost"
         if self.claim[2] != self.heartbeat:
-            self.claim = None
+            self.claim, self.cleared = None, True
             self.note("released", who)
             return "snapshot_changed"
         self.grant(who)
@@ -77,7 +90,7 @@ class Model:
             return "liveness_unconfirmed"
         if self.claim or not self.stale or self.owner != evidence.expected_owner:
             return self.loss()
-        self.claim = (who, self.now, self.heartbeat)
+        self.hold(who, self.heartbeat)
         self.note("stolen", who)
         return "stolen"
 
@@ -117,6 +130,7 @@ class Model:
             return "fence_lost"
         self.heartbeat = max(self.heartbeat, self.now)
         self.expires = max(self.expires, self.now + self.lease)
+        self.updated = max(self.updated, self.now)
         return "renewed"
 
     def transition(self, who: Owner, to: str, guard: str | None) -> str:
@@ -125,9 +139,12 @@ class Model:
         if guard and (guard == "present") != self.cancel:
             return "guard_failed"
         if to != "running":
+            if self.claim:
+                self.note("released", self.claim[0])
             self.note("released", who)
             self.owner = self.heartbeat = self.expires = self.claim = None
         self.status = to
+        self.updated = max(self.updated, self.now)
         return "transitioned"
 
     def request_cancel(self) -> str:
@@ -136,6 +153,7 @@ class Model:
         if self.cancel:
             return "already_requested"
         self.cancel = True
+        self.note("cancel-requested", None)
         return "cancel_requested"
 
     def acknowledge(self, who: Owner) -> str:
@@ -144,4 +162,5 @@ class Model:
         if not self.cancel or self.acknowledged:
             return "already_acknowledged" if self.cancel else "cancel_not_requested"
         self.acknowledged = True
+        self.note("cancel-acknowledged", who)
         return "cancel_acknowledged"

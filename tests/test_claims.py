@@ -14,7 +14,7 @@ from fencepost.decision import Attempt, fingerprint
 from fencepost.errors import NotFound
 from fencepost.identifiers import Principal, Target, mint_run_id
 from fencepost.ownership import Evidence
-from fencepost.runs import Outcome, Owner, Run, RunStatus
+from fencepost.runs import Outcome, Owner, Run, RunStatus, VerbResult
 from helpers import BridgeDatabase, Client, Json, an_owner, new_key
 
 pytestmark = pytest.mark.anyio
@@ -33,27 +33,32 @@ class Bench:
 
     async def verb(self, verb: Any, owner: Owner, *more: Any, **options: Any) -> Outcome:
         where = (self.db, self.run.run_id, ALICE, owner, *more)
-        outcome, self.run = await verb(*where, now_ms=self.now_ms, **options)
-        result: Outcome = outcome
-        return result
+        result: VerbResult = await verb(*where, now_ms=self.now_ms, **options)
+        self.run, self.result = result.run, result
+        return result.outcome
 
     async def facts(self) -> list[tuple[str, str, int, int | None]]:
         facts = await ownership.facts(self.db, self.run.run_id, ALICE, 0, 200)
-        return [(f.type, f.owner.nonce, f.generation, f.granted_at_ms) for f in facts]
+        return [
+            (f.type, f.owner.nonce, f.generation, f.granted_at_ms)
+            for f in facts
+            if f.owner is not None
+        ]
 
     async def suspend(self) -> None:
         change = transition.Transition(HOST, RunStatus.SUSPENDED)
-        _, self.run = await transition.transition(
+        self.result = await transition.transition(
             self.db, self.run.run_id, ALICE, change, now_ms=self.now_ms
         )
+        self.run = self.result.run
 
 
 @pytest.fixture
 async def bench(db: BridgeDatabase) -> Bench:
     """A run that HOST started at T0."""
     target = Target("workflow", "w")
-    meaning = (new_key(), ALICE, target, fingerprint(target, None, None))
-    attempt = Attempt(*meaning, mint_run_id(), "null", HOST, LEASE_MS)
+    meaning = (key := new_key(), ALICE, target, fingerprint(target, None, None))
+    attempt = Attempt(*meaning, mint_run_id(key), "null", HOST, LEASE_MS)
     _, seen = await starts.start(db, attempt, now_ms=T0)
     assert seen.run is not None
     return Bench(db, seen.run)
@@ -83,7 +88,8 @@ async def test_a_waiting_run_is_claimed_and_then_activated(suspended: Bench) -> 
     assert await bench.verb(claims.claim, ELSEWHERE, lease_ms=5000) is Outcome.CLAIMED
     assert (bench.run.status, bench.run.owner) == (RunStatus.SUSPENDED, None)
     assert bench.run.claim is not None
-    assert (bench.run.claim.owner, bench.run.claim.claimed_at_ms) == (ELSEWHERE, T0)
+    # Later than every time of the row, so that it names this claim alone.
+    assert (bench.run.claim.owner, bench.run.claim.claimed_at_ms) == (ELSEWHERE, T0 + 1)
     assert bench.run.generation == 1
     bench.now_ms += 100
     assert await bench.verb(claims.activate, ELSEWHERE) is Outcome.ACTIVATED
@@ -94,7 +100,7 @@ async def test_a_waiting_run_is_claimed_and_then_activated(suspended: Bench) -> 
     assert await bench.facts() == [
         ("activated", "first", 1, T0),
         ("released", "first", 1, None),
-        ("claimed", "second", 1, T0),
+        ("claimed", "second", 1, T0 + 1),
         ("activated", "second", 2, T0 + 100),
     ]
 
@@ -182,6 +188,11 @@ async def test_an_owner_that_lets_go_takes_the_thiefs_claim_with_it(lapsed: Benc
     await lapsed.suspend()
     assert lapsed.run.claim is None
     assert await lapsed.verb(claims.activate, ELSEWHERE) is Outcome.CLAIM_LOST
+    assert (await lapsed.facts())[1:] == [
+        ("stolen", "second", 1, lapsed.now_ms),
+        ("released", "second", 1, lapsed.now_ms),
+        ("released", "first", 1, None),
+    ]
 
 
 @pytest.mark.parametrize("evidence", [None, about(HOST, "same-host-pid-dead")])
@@ -216,21 +227,23 @@ async def test_a_claimant_abandons_its_claim_and_leaves_the_run_as_it_was(
     assert (suspended.run.claim, suspended.run.status) == (None, RunStatus.SUSPENDED)
     assert await suspended.verb(claims.abandon, ELSEWHERE) is Outcome.CLAIM_LOST
     assert (await suspended.facts())[-2:] == [
-        ("claimed", "second", 1, T0),
-        ("released", "second", 1, T0),
+        ("claimed", "second", 1, T0 + 1),
+        ("released", "second", 1, T0 + 1),
     ]
     assert await suspended.verb(claims.claim, HOST) is Outcome.CLAIMED
 
 
 async def test_a_dead_claimants_claim_is_recovered_and_names_it(suspended: Bench) -> None:
     await suspended.verb(claims.claim, ELSEWHERE)
-    suspended.now_ms = T0 + LEASE_MS
+    assert suspended.run.claim is not None
+    claimed_at_ms = suspended.run.claim.claimed_at_ms
+    suspended.now_ms = claimed_at_ms + LEASE_MS
     evidence = about(ELSEWHERE)
     assert await suspended.verb(claims.recover, HOST, evidence) is Outcome.CLAIM_FRESH
     suspended.now_ms += 1
     assert await suspended.verb(claims.recover, HOST, evidence) is Outcome.RECOVERED
     assert (suspended.run.claim, suspended.run.owner) == (None, None)
-    assert (await suspended.facts())[-1] == ("expired", "second", 1, T0)
+    assert (await suspended.facts())[-1] == ("expired", "second", 1, claimed_at_ms)
     assert await suspended.verb(claims.activate, ELSEWHERE) is Outcome.CLAIM_LOST
 
 

@@ -148,6 +148,7 @@ OPERATION_DAMAGE = {
     "an operation that runs, and no other, has a lease that ends": "lease_expires_at_ms = NULL",
     "a committed operation, and no other, has an outcome": "outcome = '1'",
     "times are whole milliseconds": "lease_expires_at_ms = 'soon'",
+    "generation is whole": "generation = 1.5",
     "outcome is JSON": f"state = 'committed', lease_expires_at_ms = NULL, outcome = '{SECRET}'",
 }
 

@@ -17,7 +17,7 @@ from fencepost.fence import Fence, FenceState
 from fencepost.identifiers import Principal, Target
 from fencepost.journal import Head
 from fencepost.reservation import Reservation, ReservationState
-from fencepost.runs import Owner, Run, RunStatus
+from fencepost.runs import Claim, Owner, Run, RunStatus
 
 ALICE, BOB = Principal("service", "alice"), Principal("service", "bob")
 CHARGE, REFUND = Target("workflow", "charge"), Target("workflow", "refund")
@@ -48,26 +48,35 @@ ENDED = {"completed", "failed", "cancelled"}
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that a start can see. `holder` and `lease` are about a running run only."""
+    """One thing that a start can see. `holder` and `lease` are about a running run only; a `claim`
+    stands on a run that has not ended. `cancel`: one was requested of a run that waits, as builds
+    of old left it; now a request ends such a run.
+    """
 
     reservation: str  # none, reserved, started, terminal
     mismatch: str  # "", or what differs: owner, target, input, or several
     run: str  # none, or a status
     holder: str  # "", mine, other
     lease: str  # "", fresh, lapsed
+    claim: str  # "", fresh, old
+    cancel: bool
     fence: str
 
 
 def cases() -> Iterator[Case]:
     mismatches = ("", "owner", "target", "input", "owner target input", "target input")
-    running = list(itertools.product(["running"], ["mine", "other"], ["fresh", "lapsed"]))
-    others = [(status, "", "") for status in ("none", *RunStatus) if status != "running"]
+    claims = ("", "fresh", "old")
+    running = itertools.product(["running"], ["mine", "other"], ["fresh", "lapsed"], claims)
+    waiting = itertools.product(["pending", "suspended"], [""], [""], claims)
+    over = [(status, "", "", "") for status in ("none", *ENDED)]
+    runs = [(*run, False) for run in (*running, *waiting, *over)]
+    runs += [("pending", "", "", claim, True) for claim in claims]
     for fence in FENCES:
-        yield Case("none", "", "none", "", "", fence)
+        yield Case("none", "", "none", "", "", "", False, fence)
     for state, mismatch, run, fence in itertools.product(
-        ReservationState, mismatches, running + others, FENCES
+        ReservationState, mismatches, runs, FENCES
     ):
-        yield Case(str(state), mismatch, str(run[0]), run[1], run[2], fence)
+        yield Case(str(state), mismatch, *run, fence)
 
 
 Row = tuple[str, Callable[[Case], bool], Decision]
@@ -81,13 +90,13 @@ TABLE: tuple[Row, ...] = (
     ("the target differs", lambda c: "target" in c.mismatch, Decision.TARGET_MISMATCH),
     ("the fingerprint differs", lambda c: "input" in c.mismatch, Decision.INPUT_MISMATCH),
     (
-        "my owner nonce holds the run, and the fence admits it",
-        lambda c: c.holder == "mine" and c.fence in ADMITS_THIS_RUN,
+        "my owner nonce holds the run under a fresh lease, and the fence admits it",
+        lambda c: (c.holder, c.lease) == ("mine", "fresh") and c.fence in ADMITS_THIS_RUN,
         Decision.STARTED,
     ),
     (
-        "my owner nonce holds the run, and the fence no longer admits it",
-        lambda c: c.holder == "mine",
+        "my owner nonce holds the run under a fresh lease, and the fence no longer admits it",
+        lambda c: (c.holder, c.lease) == ("mine", "fresh"),
         Decision.FENCED,
     ),
     (
@@ -106,8 +115,23 @@ TABLE: tuple[Row, ...] = (
         Decision.PENDING,
     ),
     (
-        "the run is running under a lapsed lease",
+        "somebody claimed the run not long ago",
+        lambda c: c.claim == "fresh",
+        Decision.PENDING,
+    ),
+    (
+        "the run is running under a lapsed lease, whoever its owner is",
         lambda c: (c.run, c.lease) == ("running", "lapsed"),
+        Decision.UNRESOLVABLE,
+    ),
+    (
+        "an old claim stands on the run",
+        lambda c: c.claim == "old",
+        Decision.UNRESOLVABLE,
+    ),
+    (
+        "the cancel of the run was requested",
+        lambda c: c.cancel,
         Decision.UNRESOLVABLE,
     ),
     (
@@ -170,8 +194,11 @@ def a_run(case: Case, other: Owner) -> Run | None:
         lease_ms=30_000,
         # A lease that ends now is fresh; one that ended a millisecond ago has lapsed.
         lease_expires_at_ms={"fresh": NOW, "lapsed": NOW - 1}.get(case.lease),
-        claim=None,
-        cancel_requested_at_ms=None,
+        # A claim that is as old as the lease is long is fresh; a millisecond older it is not.
+        claim=Claim(other, {"fresh": NOW - 30_000, "old": NOW - 30_001}[case.claim])
+        if case.claim
+        else None,
+        cancel_requested_at_ms=1 if case.cancel else None,
         cancel_acknowledged_at_ms=None,
         parent_run_id=None,
         lineage=None,
@@ -203,7 +230,7 @@ def test_the_first_row_that_fits_is_the_answer(number: int) -> None:
 def test_nobody_is_told_to_execute_what_another_process_holds(other: Owner) -> None:
     for case in CASES:
         if decided(case, other) is Decision.STARTED:
-            assert (case.run, case.holder) == ("running", "mine"), case
+            assert (case.run, case.holder, case.lease) == ("running", "mine", "fresh"), case
 
 
 def test_a_foreign_owner_learns_nothing_but_that_the_key_is_not_theirs() -> None:
@@ -216,6 +243,7 @@ def test_a_key_whose_run_began_is_never_given_out_to_be_started_again() -> None:
         if decided(case) is Decision.RESERVED:
             assert case.reservation == "reserved", case
             assert case.run in ("none", "pending"), case
+            assert (case.claim, case.cancel) == ("", False), case
 
 
 def test_a_closed_fence_hides_no_result_and_no_mismatch() -> None:
@@ -227,7 +255,7 @@ def test_a_closed_fence_hides_no_result_and_no_mismatch() -> None:
 
 def test_whoever_created_the_run_in_this_very_request_starts_it() -> None:
     for fence in ADMITS_THIS_START:
-        case = Case("started", "", "running", "mine", "fresh", fence)
+        case = Case("started", "", "running", "mine", "fresh", "", False, fence)
         attempt = Attempt(KEY, ALICE, CHARGE, "f" * 64, RUN_ID, "null", MINE)
         state, proof_key, proof_run = FENCES[fence]
         gate = Fence(state, 1, proof_key, proof_run, NOW)

@@ -139,8 +139,6 @@ async def test_48_concurrent_appends_over_2_isolates_make_one_linear_chain(
 def lived(client: Client) -> Json:
     """A run with one event of each kind that its own life makes, ended with a result."""
     run = client.started(lineage={"id": "l", "round": 1}, parent_run_id="p")
-    append(client, run, payload={"x": 1e16, "y": "é"}).raise_for_status()
-    client.finish(run, "running", state={"step": 1}).raise_for_status()
     client.post(f"/v1/starts/{run['key']}/release", {"owner": run["owner"]}).raise_for_status()
     body = {
         "target": run["target"],
@@ -149,6 +147,8 @@ def lived(client: Client) -> Json:
         "lineage": run["lineage"],
     }
     client.start(run["key"], body).raise_for_status()
+    append(client, run, payload={"x": 1e16, "y": "é"}).raise_for_status()
+    client.finish(run, "running", state={"step": 1}).raise_for_status()
     client.finish(run, "suspended").raise_for_status()
     client.verb(run, "own").raise_for_status()
     client.finish(run, result={"ok": True}).raise_for_status()
@@ -167,26 +167,26 @@ def test_a_history_that_nobody_touched_is_intact(client: Client) -> None:
 
 
 def test_a_run_that_was_resolved_is_intact(client: Client, sql: Sql) -> None:
-    for decision in ("executed", "not_executed"):
+    for decision in ("executed", "not_executed", "cancelled"):
         run = client.started()
         sql.lapse(run["run_id"])
-        body = {"decision": decision, "attempt": 1, "note": "n"}
+        path = f"/v1/starts/{run['key']}"
+        body = {"decision": decision, "seen": client.get(path).json()["seen"], "note": "n"}
         if decision == "executed":
             body["result"] = 5
-        path = f"/v1/starts/{run['key']}/resolve"
-        client.as_("operator").post(path, body).raise_for_status()
+        client.as_("operator").post(f"{path}/resolve", body).raise_for_status()
         assert integrity(client, run)["intact"], decision
 
 
 EVENT_DAMAGE = {
-    "sequence": ("sequence = 33", 3),
-    "type": ("type = 'other'", 3),
-    "payload": ("payload = '{\"x\":1}'", 3),
-    "payload, white space alone": ("payload = payload || ' '", 3),
-    "prior_hash": ("prior_hash = hash", 3),
-    "hash": ("hash = prior_hash", 3),
-    "created_at_ms": ("created_at_ms = 1", 3),
-    "run_id": ("run_id = 'another'", 3),
+    "sequence": ("sequence = 33", 5),
+    "type": ("type = 'other'", 5),
+    "payload": ("payload = '{\"x\":1}'", 5),
+    "payload, white space alone": ("payload = payload || ' '", 5),
+    "prior_hash": ("prior_hash = hash", 5),
+    "hash": ("hash = prior_hash", 5),
+    "created_at_ms": ("created_at_ms = 1", 5),
+    "run_id": ("run_id = 'another'", 5),
 }
 
 

@@ -51,22 +51,27 @@ def _start(run: Json, verb: str) -> str:
 
 BINDINGS = [{"gate": "a", "revision": 1, "receipt_hash": "0" * 64}]
 OPERATION = "/v1/runs/{run_id}/operations/{op}"
-RESOLUTION = {"decision": "executed", "attempt": 1, "note": "seen in the ledger"}
+
+
+def _resolve(client: Client, run: Json) -> httpx.Response:
+    seen = client.get(f"/v1/starts/{run['key']}").json()["seen"]
+    resolution = {"decision": "executed", "seen": seen, "note": "seen in the ledger"}
+    return client.as_("operator").post(_start(run, "resolve"), resolution)
+
 
 # One row a route: its class, and a request that would succeed if it were admitted (`run` is a
-# run that its caller owns, with the token of its operation `step`; statuses other than 503 count
-# as admitted).
+# run that its caller owns, with the token of its operation `step`, and `unbegun` another one, of
+# which nothing is recorded; statuses other than 503 count as admitted).
 MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response]]] = {
     ("POST", "/v1/starts"): (NEW, lambda client, run: client.start(new_key())),
     ("GET", "/v1/starts/{key}"): (ALWAYS, _get("/v1/starts/{key}")),
     ("POST", "/v1/starts/{key}/release"): (
         ALWAYS,
-        lambda client, run: client.post(_start(run, "release"), {"owner": run["owner"]}),
+        lambda client, run: client.post(
+            _start(run["unbegun"], "release"), {"owner": run["unbegun"]["owner"]}
+        ),
     ),
-    ("POST", "/v1/starts/{key}/resolve"): (
-        ALWAYS,
-        lambda client, run: client.as_("operator").post(_start(run, "resolve"), RESOLUTION),
-    ),
+    ("POST", "/v1/starts/{key}/resolve"): (ALWAYS, _resolve),
     ("GET", "/v1/runs"): (ALWAYS, _get("/v1/runs")),
     ("GET", "/v1/runs/{run_id}"): (ALWAYS, _get("/v1/runs/{run_id}")),
     ("GET", "/v1/runs/{run_id}/ownership"): (ALWAYS, _get("/v1/runs/{run_id}/ownership")),
@@ -136,6 +141,7 @@ def test_each_state_admits_each_route_as_the_matrix_says(
     work, send = MATRIX[route]
     run = client.started()
     run["token"] = client.operation(run, "acquire", ttl_ms=60_000).json()["lease"]["token"]
+    run["unbegun"] = client.started()
     sql.fence(state, proof_key="proof" if state == "proof-only" else None)
     before = sql.dump()
     answer = send(client, run)

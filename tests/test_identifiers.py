@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import string
 
@@ -83,13 +84,26 @@ def test_well_formed_text_is_exactly_what_utf_8_can_carry(text: str) -> None:
     assert identifiers.is_well_formed(text) == (not lone)
 
 
-def test_run_ids_are_identifiers_that_sort_by_their_time() -> None:
-    ids = [identifiers.mint_run_id() for _ in range(100)]
+def test_run_ids_are_identifiers_that_sort_by_their_time_and_end_with_the_slot_of_the_key() -> None:
+    keys = [f"key-{n}" for n in range(100)]
+    ids = [identifiers.mint_run_id(key) for key in keys]
     assert len(set(ids)) == 100
-    assert all(re.fullmatch("run_[0-9a-f]{32}", id) for id in ids)
+    assert all(re.fullmatch("run_[0-9a-f]{32}~[0-9a-f]{3}", id) for id in ids)
+    assert [id[-3:] for id in ids] == [identifiers.slot(key) for key in keys]
     assert all(identifiers.is_identifier(id) for id in ids)
     times = [id[4:16] for id in ids]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("key", "placed_by"),
+    [("order-42", "order-42"), ("order-42~7", "order-42"), ("order-42~7~8", "order-42")]
+    + [("~order-42", ""), ("order-42~", "order-42"), ("~", "")],
+)
+def test_a_slot_is_twelve_bits_of_the_hash_of_the_part_before_the_first_tilde(
+    key: str, placed_by: str
+) -> None:
+    assert identifiers.slot(key) == hashlib.sha256(placed_by.encode()).hexdigest()[:3]
 
 
 def test_tokens_are_never_minted_twice() -> None:

@@ -10,7 +10,7 @@ from fencepost import inventory
 from fencepost.schema import tables
 from fencepost.storage.d1 import Reader
 from fencepost.storage.sql import Statement
-from helpers import BridgeDatabase, Client, Json, Sql
+from helpers import BridgeDatabase, Client, Json, Sql, new_key
 
 
 @pytest.fixture
@@ -105,6 +105,26 @@ def test_an_operation_is_work_while_it_runs_in_a_run_that_has_not_ended(
     sql("UPDATE fencepost_operations SET lease_expires_at_ms = 5 WHERE state = 'running'")
     [item], _ = sweep(client, "operations", 10)
     assert (item["state"], item["lease_expires_at_ms"]) == ("lapsed", 5)
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_step_of_an_earlier_generation_is_owed_and_lapsed(client: Client, sql: Sql) -> None:
+    suspended, taken = work(client), work(client)
+    client.finish(suspended, "suspended").raise_for_status()
+    sql.lapse(taken["run_id"])
+    evidence = {"kind": "lease-expired", "expected_owner": taken["owner"]}
+    owner = {**taken["owner"], "nonce": new_key()}
+    client.verb(taken, "own", owner=owner, evidence=evidence).raise_for_status()
+    assert counts(client)["operations"] == 2
+    items, _ = sweep(client, "operations", 1)
+    assert [item["state"] for item in items] == ["lapsed", "lapsed"]
+    again = client.operation({**taken, "owner": owner}, "acquire", ttl_ms=60_000)
+    assert again.json()["outcome"] == "acquired"
+    items, _ = sweep(client, "operations", 10)
+    assert {item["run_id"]: item["state"] for item in items} == {
+        suspended["run_id"]: "lapsed",
+        taken["run_id"]: "running",
+    }
 
 
 @pytest.mark.usefixtures("empty")

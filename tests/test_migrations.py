@@ -79,6 +79,20 @@ def test_no_old_reservation_has_joined_another_and_no_old_run_has_a_machine(
     assert released.status_code == 422, released.text  # of other input, but it can be read
 
 
+@pytest.mark.parametrize("name", [name for name in EARLIER if name >= "4"])
+def test_an_old_lease_is_of_the_generation_in_which_its_run_is(
+    client: Client, database: Sql, load: Callable[[str], None], name: str
+) -> None:
+    load(name)
+    assert client.start(new_key()).status_code == 201
+    steps = database(
+        "SELECT step.generation, run.generation AS present FROM fencepost_operations AS step "
+        "JOIN fencepost_runs AS run USING (run_id)"
+    )
+    assert steps
+    assert all(step["generation"] == step["present"] > 1 for step in steps)
+
+
 @pytest.mark.parametrize("name", DUMPS)
 def test_ensure_brings_a_dump_forward_and_keeps_its_rows(
     client: Client, database: Sql, load: Callable[[str], None], name: str
@@ -150,12 +164,13 @@ def test_a_migration_that_fails_half_way_leaves_the_earlier_shape_whole(
 ) -> None:
     load(name)
     # The last table that is rebuilt cannot be: its new name is taken.
-    database("CREATE TABLE fencepost_events_next (n INTEGER, m INTEGER)")
+    last = migrations.MIGRATIONS[name][-1].table
+    database(f"CREATE TABLE {last}_next (n INTEGER, m INTEGER)")
     before = database.dump()
     answer = client.start(new_key())
     assert (answer.status_code, answer.json()["code"]) == (503, "STORAGE_REFUSED")
     assert database.dump() == before
-    database("DROP TABLE fencepost_events_next")
+    database(f"DROP TABLE {last}_next")
     assert client.start(new_key()).status_code == 201
     assert is_current(database)
 

@@ -152,10 +152,10 @@ async def test_a_lease_that_ends_exactly_now_is_fresh(
 
     async def take(now_ms: int) -> Outcome:
         viewer = Principal("service", "alice")
-        outcome, _ = await ownership.own(
+        result = await ownership.own(
             db, run["run_id"], viewer, thief, evidence=evidence, now_ms=now_ms
         )
-        return outcome
+        return result.outcome
 
     before = sql.dump()
     assert await take(end - 1) is Outcome.HEARTBEAT_FRESH

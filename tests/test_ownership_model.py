@@ -48,12 +48,13 @@ class Ownership(RuleBasedStateMachine):
         self.http = httpx.AsyncClient(base_url=self.bridge, timeout=60)
         self.db = BridgeDatabase(self.http)
         target = Target("workflow", "w")
+        key = new_key("model")
         self.attempt = Attempt(
-            new_key("model"),
+            key,
             ALICE,
             target,
             fingerprint(target, None, None),
-            mint_run_id(),
+            mint_run_id(key),
             "null",
             OWNERS[0],
             LEASE_MS,
@@ -68,9 +69,10 @@ class Ownership(RuleBasedStateMachine):
     def verb(self, verb: Any, expected: str, *more: Any, **options: Any) -> None:
         """The verb's outcome is the model's; so are the row and the facts afterwards."""
         where = (self.db, self.run_id, ALICE, *more)
-        outcome, run = self.wait(verb(*where, now_ms=self.model.now, **options))
-        assert outcome == expected
-        self.compare(run)
+        result = self.wait(verb(*where, now_ms=self.model.now, **options))
+        assert result.outcome == expected
+        assert result.claim_cleared == self.model.cleared
+        self.compare(result.run)
 
     def compare(self, run: Run) -> None:
         model = self.model
@@ -108,6 +110,7 @@ class Ownership(RuleBasedStateMachine):
     ) -> None:
         """One rule for all, so that every example meets every verb."""
         model = self.model
+        model.cleared = False
         owner, claimant = model.owner or OWNERS[0], model.claim[0] if model.claim else OWNERS[0]
         about_owner = Evidence(kind, suspect or owner)
         about_claimant = Evidence(kind, suspect or claimant)

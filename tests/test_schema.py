@@ -99,6 +99,19 @@ BROKEN = {
     "an acknowledgement without a request": (
         "UPDATE fencepost_runs SET cancel_acknowledged_at_ms = 5"
     ),
+    "a fact of nobody": "UPDATE fencepost_ownership SET type = 'cancel-requested'",
+    "a fact without a process": (
+        "UPDATE fencepost_ownership SET owner_host_id = NULL, owner_pid = NULL, owner_nonce = NULL"
+    ),
+    "a fact of half a process": "UPDATE fencepost_ownership SET owner_pid = NULL",
+    "a fact of a process and of a principal": (
+        "UPDATE fencepost_ownership SET principal_kind = 'human', principal_id = 'olga'"
+    ),
+    "a fact of half a principal": (
+        "UPDATE fencepost_ownership SET type = 'cancel-requested', owner_host_id = NULL, "
+        "owner_pid = NULL, owner_nonce = NULL, principal_kind = 'human'"
+    ),
+    "an unknown fact": "UPDATE fencepost_ownership SET type = 'forgotten'",
     "a started reservation without a claim": (
         "UPDATE fencepost_reservations SET claim_nonce = NULL"
     ),
@@ -117,6 +130,8 @@ BROKEN = {
         "UPDATE fencepost_operations SET state = 'committed', lease_expires_at_ms = NULL"
     ),
     "an outcome of an operation that runs": "UPDATE fencepost_operations SET outcome = '1'",
+    "an operation of no generation": "UPDATE fencepost_operations SET generation = NULL",
+    "an operation of generation −1": "UPDATE fencepost_operations SET generation = -1",
     "an operation in upper case": "UPDATE fencepost_operations SET operation_id = 'STEP'",
     "proof-only without a key": (
         "INSERT INTO fencepost_fence (id, state, updated_at_ms) "

@@ -129,13 +129,14 @@ def writes(run: Json) -> dict[str, tuple[str, Json, dict[str, str]]]:
     evidence = {"evidence": {"kind": "lease-expired", "expected_owner": owner}}
     binding = {"gate": "a", "revision": 1, "receipt_hash": "a" * 64}
     lease = {"owner": owner, "token": run.get("token", "t" * 32)}
+    abandoned = run.get("abandoned", run)
     return {
         "start": ("/v1/starts", start, key),
         "fence": ("/v1/fence/transitions", {"expected": "open", "next": "draining"}, {}),
         "release": (f"/v1/starts/{run['key']}/release", {"owner": owner}, {}),
         "resolve": (
-            f"/v1/starts/{run['key']}/resolve",
-            {"attempt": 1, "decision": "executed", "note": "n"},
+            f"/v1/starts/{abandoned['key']}/resolve",
+            {"seen": abandoned.get("seen", ""), "decision": "executed", "note": "n"},
             {},
         ),
         "heartbeat": (f"{at}/heartbeat", {"owner": owner}, {}),
@@ -192,7 +193,10 @@ def test_every_write_path_refuses_and_writes_nothing(
     client: Client, database: Sql, reshape: Reshape, run: Json
 ) -> None:
     acquired = client.operation(run, "acquire", ttl_ms=60_000).json()
-    run |= {"token": acquired["lease"]["token"]}
+    abandoned = client.started()
+    database.lapse(abandoned["run_id"])
+    abandoned["seen"] = client.get(f"/v1/starts/{abandoned['key']}").json()["seen"]
+    run |= {"token": acquired["lease"]["token"], "abandoned": abandoned}
     reshape(RUNS, "CHECK (generation >= 0)", "CHECK (generation >= 1)")
     before, operator = database.dump(), client.as_("operator")
     for name, (path, body, headers) in writes(run).items():
@@ -309,7 +313,10 @@ def test_a_view_in_the_place_of_a_table_is_refused(client: Client, database: Sql
         database("DROP VIEW fencepost_ownership")
 
 
-@pytest.mark.parametrize("missing", ["INDEX fencepost_runs_by_age", "TABLE fencepost_ownership"])
+@pytest.mark.parametrize(
+    "missing",
+    ["INDEX fencepost_runs_by_age", "TABLE fencepost_bindings", "TABLE fencepost_ownership"],
+)
 def test_what_is_missing_is_created_by_a_start_and_by_no_other_write(
     client: Client, database: Sql, run: Json, missing: str
 ) -> None:

@@ -89,10 +89,21 @@ def test_a_lapsed_lease_makes_the_start_unresolvable_and_never_runs_it_again(
     assert rows(answer)[1] == 0
 
 
-def test_the_owner_itself_goes_on_after_a_lapse_that_nobody_used(client: Client, sql: Sql) -> None:
+def test_the_owner_itself_goes_on_after_a_lapse_that_nobody_used_by_a_heartbeat_alone(
+    client: Client, sql: Sql
+) -> None:
     key, body = new_key(), a_start(owner=an_owner())
     run = client.start(key, body).json()["run"]
     sql.lapse(run["run_id"])
+    problem = client.start(key, body).json()
+    assert problem["code"] == "START_UNRESOLVABLE"
+    path = f"/v1/runs/{run['run_id']}"
+    assert problem["exits"] == [
+        {"verb": "own", "path": f"{path}/own"},
+        {"verb": "heartbeat", "path": f"{path}/heartbeat"},
+        {"verb": "resolve", "path": f"/v1/starts/{key}/resolve"},
+    ]
+    client.verb(run, "heartbeat", generation=1).raise_for_status()
     assert client.start(key, body).json()["outcome"] == "started"
 
 

@@ -150,10 +150,17 @@ def test_a_joined_key_neither_releases_nor_resolves_the_run(client: Client, sql:
     run = run_of(start(client, stage="delivery", change=change))
     start(client, key, stage="delivery", change=change).raise_for_status()
     answer = client.post(f"/v1/starts/{key}/release", {"owner": run["owner"]})
-    assert answer.status_code == 409
+    assert (answer.status_code, answer.json()["code"]) == (409, "KEY_JOINED")
     sql.lapse(run["run_id"])
-    verdict = {"decision": "executed", "attempt": 1, "note": "n"}
-    assert client.as_("operator").post(f"/v1/starts/{key}/resolve", verdict).status_code == 409
+    seen = client.get(f"/v1/starts/{key}").json()["seen"]
+    verdict = {"decision": "executed", "seen": seen, "note": "n"}
+    answer = client.as_("operator").post(f"/v1/starts/{key}/resolve", verdict)
+    assert (answer.status_code, answer.json()["code"]) == (409, "KEY_JOINED")
+    starter = client.get(f"/v1/starts/{answer.json()['key']}").json()
+    assert (starter["run"]["run_id"], starter["reservation"]["key"] == key) == (
+        run["run_id"],
+        False,
+    )
 
 
 def test_a_closed_fence_admits_no_subject_either(client: Client, sql: Sql) -> None:
