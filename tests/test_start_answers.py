@@ -240,7 +240,7 @@ def test_only_starts_are_refused_by_a_database_that_takes_no_writes(
 ) -> None:
     release(client, run)
     before = sql.dump()
-    new = client.start(new_key(), **REFUSED)
+    new = client.start(new_key(), None, **REFUSED)
     assert (new.status_code, new.json()["code"]) == (503, "STORAGE_REFUSED")
     again = client.start(run["key"], X_Local_Fault="refuse,pass,refuse")
     assert (again.status_code, again.json()["code"]) == (503, "STORAGE_REFUSED")
