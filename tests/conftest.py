@@ -17,11 +17,16 @@ import httpx
 import pytest
 
 from fencepost.schema import tables
-from helpers import BridgeDatabase, Client, Json, Sql
+from helpers import BridgeDatabase, Client, Json, Sql, alters, connect, connect_async
 from refusals import Refusals
 from stored_shapes import DUMPS, drop_all
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits for other programs begins first, while there is other work to do beside it."""
+    items.sort(key=lambda item: item.get_closest_marker("waits") is None)
 
 
 def start_bridge(**options: Any) -> tuple[subprocess.Popen[str], dict[str, str]]:
@@ -62,17 +67,16 @@ def bridge() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def sql_client(bridge: dict[str, str]) -> Iterator[Sql]:
-    with httpx.Client(base_url=bridge["sql"], timeout=60) as http:
+    with connect(bridge["sql"]) as http:
         yield Sql(http)
 
 
 @pytest.fixture
 def sql(sql_client: Sql) -> Iterator[Sql]:
     """Plain SQL over the Worker's database. The tables exist, the fence is open afterwards."""
-    sql_client.batch([(ddl, ()) for ddl in tables.STATEMENTS])
+    sql_client.restore()
     yield sql_client
-    sql_client.batch([(ddl, ()) for ddl in tables.STATEMENTS])
-    sql_client("DELETE FROM fencepost_fence")
+    sql_client.tidy()
 
 
 @pytest.fixture
@@ -82,26 +86,36 @@ def empty_database(sql: Sql) -> Sql:
     return sql
 
 
-@pytest.fixture
-def client(bridge: dict[str, str], sql: Sql) -> Iterator[Client]:
-    """HTTP to the Worker, as the principal service:alice with every scope but `operate`."""
-    with httpx.Client(base_url=bridge["url"], timeout=60) as http:
-        Client(http).look()
-        yield Client(http)
+@pytest.fixture(scope="session")
+def connection(bridge: dict[str, str]) -> Iterator[httpx.Client]:
+    with connect(bridge["url"]) as http:
+        yield http
 
 
 @pytest.fixture
-async def db(bridge: dict[str, str], sql: Sql) -> Any:
+def client(connection: httpx.Client, sql: Sql) -> Client:
+    """HTTP to the Worker, as the principal service:alice with every scope but `operate`.
+
+    Every isolate has found the schema current.
+    """
+    client = Client(connection)
+    client.settle(sql)
+    return client
+
+
+@pytest.fixture
+async def db(bridge: dict[str, str], sql: Sql, sql_client: Sql) -> Any:
     """A `Database` for the noun modules, over the same D1."""
-    async with httpx.AsyncClient(base_url=bridge["sql"], timeout=60) as http:
-        yield BridgeDatabase(http)
+    async with connect_async(bridge["sql"]) as http:
+        database = BridgeDatabase(http)
+        yield database
+    sql_client.altered |= any(alters(statement.sql) for statement in database.statements)
 
 
 @pytest.fixture
 async def http(bridge: dict[str, str]) -> Any:
     """Many connections at once, to every isolate."""
-    limits = httpx.Limits(max_connections=60)
-    async with httpx.AsyncClient(base_url=bridge["url"], timeout=60, limits=limits) as session:
+    async with connect_async(bridge["url"], 60) as session:
         yield session
 
 

@@ -7,17 +7,32 @@ import itertools
 import json
 import os
 import re
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import httpx
 
 import conformance
+from fencepost.schema import tables
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import Statement
 
 _COUNTER = itertools.count()
 Json = dict[str, Any]
+
+
+# The Worker is spoken to in plain HTTP. A client without this loads all certificates: 40 ms.
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def connect(url: str, timeout: float = 60, **options: Any) -> httpx.Client:
+    return httpx.Client(base_url=url, timeout=timeout, verify=NO_TLS, **options)
+
+
+def connect_async(url: str, connections: int = 100) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=connections)
+    return httpx.AsyncClient(base_url=url, timeout=60, verify=NO_TLS, limits=limits)
 
 
 def new_key(word: str = "key") -> str:
@@ -60,11 +75,29 @@ class BridgeDatabase(Database):
         return answer.text
 
 
+# Rows of earlier tests do no harm: what is refused must leave them as they are, too.
+RUNS_KEPT = 50
+_COUNT_RUNS = "SELECT COUNT(*) AS n FROM fencepost_runs"
+_CHANGES = "SELECT total_changes() AS n"
+_SHAPE = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
+_ALTERS = re.compile(r"\b(CREATE|ALTER|DROP)\b", re.IGNORECASE)
+
+
+def alters(statement: str) -> bool:
+    """Whether an isolate may not know the schema any more after this."""
+    return _ALTERS.search(statement) is not None
+
+
 class Sql:
     """`sql("SELECT ...", value, ...)` gives the rows."""
 
     def __init__(self, http: httpx.Client) -> None:
         self._http = http
+        # Whether a table, an index, ... has been made, altered or dropped since `restore`.
+        self.altered = True
+        # Whether all isolates have looked at the schema since then.
+        self.trusted = False
+        self._dumped: tuple[list[list[Json]], str] | None = None
 
     def __call__(self, text: str, *params: Any) -> list[Json]:
         rows: list[Json] = self.batch([(text, params)])[0]["results"]
@@ -72,6 +105,8 @@ class Sql:
 
     def batch(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[Json]:
         body = [{"sql": text, "params": list(params)} for text, params in statements]
+        if any(alters(text) for text, _ in statements):
+            self.altered, self._dumped = True, None
         answer = self._http.post("/batch", json=body)
         if answer.status_code != 200:
             failure = answer.json()
@@ -80,17 +115,33 @@ class Sql:
         return results
 
     def dump(self) -> str:
-        """Every row of every table, as text: equal dumps are equal databases."""
-        names = [
-            row["name"]
-            for row in self(
-                "SELECT name FROM sqlite_master WHERE type = 'table' "
-                "AND name LIKE 'fencepost%' ORDER BY name"
-            )
-        ]
-        shape = self("SELECT name, sql FROM sqlite_master ORDER BY name")
-        rows = [self(f"SELECT * FROM {name} ORDER BY 1, 2") for name in names]
-        return json.dumps([shape, names, rows])
+        """Every row of every table, as text: equal dumps are equal databases.
+
+        One round trip while SQLite has counted no row as inserted, updated or deleted since the
+        last dump, and the tables are the same: then so is the dump.
+        """
+        state = [result["results"] for result in self.batch([(_CHANGES, ()), (_SHAPE, ())])]
+        if self._dumped is None or self._dumped[0] != state:
+            shape = state[1]
+            names = [row["name"] for row in shape if row["type"] == "table"]
+            names = [name for name in names if name.startswith("fencepost")]
+            selects = [(f"SELECT * FROM {name} ORDER BY 1, 2", ()) for name in names]
+            rows = [result["results"] for result in self.batch(selects)] if selects else []
+            self._dumped = state, json.dumps([shape, names, rows])
+        return self._dumped[1]
+
+    def restore(self) -> None:
+        """The tables exist, if a test has dropped or altered any."""
+        if self.altered:
+            self.batch([(ddl, ()) for ddl in tables.STATEMENTS])
+            self.altered = self.trusted = False
+
+    def tidy(self) -> None:
+        """The tables exist, the fence is open, and no more rows are left than a dump can bear."""
+        self.restore()
+        [_, runs] = self.batch([("DELETE FROM fencepost_fence", ()), (_COUNT_RUNS, ())])
+        if runs["results"][0]["n"] > RUNS_KEPT:
+            self.batch([(f"DELETE FROM {table}", ()) for table in tables.TABLES])
 
     def fence(self, state: str, **columns: Any) -> None:
         """Put the fence into a state; moving it over HTTP is not what the tests here are about."""
@@ -178,6 +229,12 @@ class Client:
             headers = {"X-Local-Isolate": str(isolate)}
             body = {"expected": "open", "next": "open", "revision": 2**53 - 1}
             self.as_("operator").post("/v1/fence/transitions", body, headers=headers)
+
+    def settle(self, sql: Sql) -> None:
+        """Every isolate has found the schema current; nothing to do while nobody alters it."""
+        if sql.altered or not sql.trusted:
+            self.look()
+            sql.trusted = not sql.altered
 
     def started(self, **members: Any) -> Json:
         """A new run that the caller owns: its RUN, with the key in `key`."""

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from conftest import ROOT
-from helpers import a_start
+from helpers import a_start, connect
 from soak.runner import free_port
 
 WRANGLER = [ROOT / "node_modules/.bin/node", ROOT / "node_modules/wrangler/bin/wrangler.js"]
@@ -28,15 +28,15 @@ class Served:
 
     def start(self, key: str, body: str | None = None, **headers: str) -> httpx.Response:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        return httpx.post(
-            f"{self.url}/v1/starts",
-            headers={**DEV, "Idempotency-Key": key, **names},
-            content=body or json.dumps(a_start()),
-            timeout=30,
-        )
+        headers = {"Idempotency-Key": key, **names}
+        return self.send("/v1/starts", body or json.dumps(a_start()), headers)
 
     def post(self, path: str, body: Any) -> httpx.Response:
-        return httpx.post(self.url + path, headers=DEV, content=json.dumps(body), timeout=30)
+        return self.send(path, json.dumps(body))
+
+    def send(self, path: str, body: str, headers: dict[str, str] | None = None) -> httpx.Response:
+        with connect(self.url, 30, headers=DEV) as http:
+            return http.post(path, content=body, headers=headers)
 
 
 @contextmanager

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import httpx
 import pytest
 
 from fencepost import limits
-from helpers import Client, Json, Sql, a_start, an_owner, new_key
+from helpers import Client, Json, Sql, a_start, an_owner, connect, new_key
 from refusals import (
     AGENT,
     INVALID,
@@ -409,7 +408,7 @@ def test_a_bad_wait_is_refused(refused: Refusals, run: Json, wait: str) -> None:
 
 
 def test_a_connection_survives_every_refusal(client: Client) -> None:
-    with httpx.Client(base_url=client.http.base_url, timeout=60) as http:
+    with connect(str(client.http.base_url)) as http:
         again = Client(http)
         assert again.request("POST", "/v1/starts", content=a_body_of(MIB + 1)).status_code == 400
         assert again.start(new_key()).status_code == 201

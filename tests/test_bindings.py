@@ -12,7 +12,7 @@ import pytest
 
 from fencepost import errors, journal, limits
 from fencepost.bindings import Binding
-from helpers import Client, Json, Sql, an_owner, round_trips, rows
+from helpers import Client, Json, Sql, an_owner, connect_async, round_trips, rows
 
 ROUNDS = 10
 
@@ -296,7 +296,7 @@ def test_without_tables_nothing_is_there_and_none_is_made(
 async def test_of_concurrent_bindings_one_wins_each_revision_and_the_history_is_one_line(
     bridge: dict[str, str], client: Client, sql: Sql
 ) -> None:
-    async with httpx.AsyncClient(base_url=bridge["url"], timeout=60) as http:
+    async with connect_async(bridge["url"]) as http:
         for _ in range(ROUNDS):
             run = client.started()
 

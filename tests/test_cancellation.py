@@ -9,7 +9,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from helpers import Client, Json, Sql, a_start, an_owner, new_key, round_trips
+from helpers import Client, Json, Sql, a_start, an_owner, connect_async, new_key, round_trips
 
 
 def cancel(client: Client, run: Json, path: str = "cancel") -> httpx.Response:
@@ -86,7 +86,7 @@ async def test_of_cancel_and_guarded_completion_the_loser_is_told(
     bridge: dict[str, str], client: Client
 ) -> None:
     seen: Counter[tuple[int, int]] = Counter()
-    async with httpx.AsyncClient(base_url=bridge["url"], timeout=60) as http:
+    async with connect_async(bridge["url"]) as http:
 
         async def post(n: int, path: str, body: Json) -> httpx.Response:
             headers = {"Authorization": "Bearer alice", "X-Local-Isolate": str(n % 2)}

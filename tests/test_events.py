@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers import Client, Json, Sql, an_owner, round_trips
+from helpers import Client, Json, Sql, an_owner, connect_async, round_trips
 
 
 def append(client: Client, run: Json, **members: Any) -> httpx.Response:
@@ -111,8 +111,7 @@ async def test_48_concurrent_appends_over_2_isolates_make_one_linear_chain(
 ) -> None:
     run = client.started()
     path = f"/v1/runs/{run['run_id']}/events"
-    limits = httpx.Limits(max_connections=50)
-    async with httpx.AsyncClient(base_url=bridge["url"], timeout=60, limits=limits) as http:
+    async with connect_async(bridge["url"], 50) as http:
 
         async def one(n: int) -> int:
             headers = {"Authorization": "Bearer alice", "X-Local-Isolate": str(n % 2)}

@@ -12,7 +12,7 @@ import pytest
 
 from fencepost.fence import FenceState
 from fencepost.http import routes
-from helpers import Client, Json, Sql, a_start, an_owner, new_key
+from helpers import Client, Json, Sql, a_start, an_owner, connect_async, new_key
 
 STATES = [str(state) for state in FenceState]
 NEW, EXISTING, ALWAYS = "a new start", "an existing run", "always"
@@ -176,7 +176,7 @@ async def test_no_start_is_ever_admitted_by_a_state_that_forbids_it(
     sql("DELETE FROM fencepost_audit")
     sql.fence("open", revision=0)
     operator = {"Authorization": "Bearer operator"}
-    async with httpx.AsyncClient(base_url=bridge["url"], timeout=60) as http:
+    async with connect_async(bridge["url"]) as http:
 
         async def shift(number: int, expected: str, next: str) -> None:
             body = json.dumps({"expected": expected, "next": next})

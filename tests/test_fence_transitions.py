@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from fencepost.fence import FenceState
-from helpers import Client, Json, Sql, a_start, an_owner, new_key, round_trips
+from helpers import Client, Json, Sql, a_start, an_owner, connect_async, new_key, round_trips
 
 STATES = [str(state) for state in FenceState]
 
@@ -167,7 +167,7 @@ def test_proof_only_end_to_end(client: Client, sql: Sql) -> None:
 @pytest.mark.anyio
 async def test_of_concurrent_transitions_one_wins(bridge: dict[str, str], sql: Sql) -> None:
     headers = {"Authorization": "Bearer operator"}
-    async with httpx.AsyncClient(base_url=bridge["url"], timeout=60) as http:
+    async with connect_async(bridge["url"]) as http:
         for _ in range(10):
             sql.fence("open", revision=1)
             bodies = [{"expected": "open", "next": STATES[1 + n % 2]} for n in range(12)]

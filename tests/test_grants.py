@@ -24,7 +24,7 @@ from fencepost.ownership import Evidence
 from fencepost.resolve import Resolution, Verdict
 from fencepost.runs import Outcome, Owner, Run, RunStatus, VerbResult
 from fencepost.transition import Transition
-from helpers import BridgeDatabase, Client, Sql, an_owner, new_key
+from helpers import BridgeDatabase, Client, Sql, an_owner, connect_async, new_key
 from losing import Losing
 
 pytestmark = pytest.mark.anyio
@@ -73,7 +73,7 @@ class World:
 
 @pytest.fixture
 async def world(bridge: dict[str, str], sql: Sql) -> AsyncIterator[World]:
-    async with httpx.AsyncClient(base_url=bridge["sql"], timeout=60) as http:
+    async with connect_async(bridge["sql"]) as http:
         yield await World(http).begin()
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from helpers import Json, a_start, an_owner
+from helpers import Json, a_start, an_owner, connect
 from local_runner import DEV, wrangler_sql
 from soak.runner import Runner, living
 
@@ -51,7 +51,7 @@ class Fleet:
             self.seen[what] += 1
 
     def work(self) -> None:
-        with httpx.Client(base_url=self.url, headers=DEV, timeout=30) as http:
+        with connect(self.url, 30, headers=DEV) as http:
             while True:
                 with self.lock:
                     number = next(self.numbers, None)
@@ -172,7 +172,7 @@ def test_a_worker_killed_30_times_loses_no_run_and_starts_none_twice(
 
 
 def over_http(fleet: Fleet) -> None:
-    with httpx.Client(base_url=fleet.url, headers=DEV, timeout=60) as http:
+    with connect(fleet.url, headers=DEV) as http:
         for number in range(RUNS):
             run_id = fleet.run_ids[f"key-{number}"]
             run: Json = http.get(f"/v1/runs/{run_id}").json()

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import httpx
 import pytest
 
 from conftest import ROOT, start_bridge, stop_bridge
-from helpers import new_key
-from local_runner import QUIET, WRANGLER, npm_start, wrangler_sql
+from helpers import NO_TLS, new_key
+from local_runner import QUIET, WRANGLER, Served, npm_start, wrangler_sql
+
+pytestmark = pytest.mark.waits
 
 
 def group_is_gone(process_group: int) -> bool:
@@ -74,14 +77,22 @@ def test_wrangler_and_the_running_worker_see_the_same_database(tmp_path: Path) -
         assert again.start(key).json()["code"] == "START_PENDING"
 
 
-def test_isolates_share_one_database_and_can_be_named() -> None:
-    with npm_start(FENCEPOST_PERSIST="memory", FENCEPOST_ISOLATES="2") as served:
-        key = new_key()
-        assert served.start(key, x_local_isolate="1").status_code == 201
-        assert served.start(key, x_local_isolate="0").status_code == 409
-        assert served.start(key).status_code == 409
-        assert served.start(key, x_local_isolate="2").status_code == 400
-        assert served.start(key, x_local_isolate="one").status_code == 400
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[Served]:
+    """Two isolates that make faults when asked to."""
+    settings = {"FENCEPOST_ISOLATES": "2", "FENCEPOST_FAULTS": "1"}
+    with npm_start(FENCEPOST_PERSIST="memory", **settings) as served:
+        yield served
+
+
+@pytest.mark.xdist_group("faulty")
+def test_isolates_share_one_database_and_can_be_named(faulty: Served) -> None:
+    key = new_key()
+    assert faulty.start(key, x_local_isolate="1").status_code == 201
+    assert faulty.start(key, x_local_isolate="0").status_code == 409
+    assert faulty.start(key).status_code == 409
+    assert faulty.start(key, x_local_isolate="2").status_code == 400
+    assert faulty.start(key, x_local_isolate="one").status_code == 400
 
 
 def test_faults_are_made_only_when_the_setting_says_so() -> None:
@@ -89,29 +100,31 @@ def test_faults_are_made_only_when_the_setting_says_so() -> None:
         assert served.start(new_key(), x_local_fault="drop").status_code == 201
 
 
-def test_a_lost_reply_was_executed_and_a_dropped_batch_was_not() -> None:
-    with npm_start(FENCEPOST_PERSIST="memory", FENCEPOST_FAULTS="1") as served:
-        served.start(new_key()).raise_for_status()
-        for fault, expected in (("drop,drop", 201), ("lost,lost", 409)):
-            key = new_key()
-            answer = served.start(key, x_local_fault=fault)
-            assert answer.json()["code"] == "WRITE_OUTCOME_UNKNOWN"
-            assert served.start(key).status_code == expected
-        assert served.start(new_key(), x_local_fault="perhaps").status_code == 400
+@pytest.mark.xdist_group("faulty")
+def test_a_lost_reply_was_executed_and_a_dropped_batch_was_not(faulty: Served) -> None:
+    one = {"x_local_isolate": "0"}
+    faulty.start(new_key(), **one).raise_for_status()
+    for fault, expected in (("drop,drop", 201), ("lost,lost", 409)):
+        key = new_key()
+        answer = faulty.start(key, x_local_fault=fault, **one)
+        assert answer.json()["code"] == "WRITE_OUTCOME_UNKNOWN"
+        assert faulty.start(key, **one).status_code == expected
+    assert faulty.start(new_key(), x_local_fault="perhaps", **one).status_code == 400
 
 
-def test_faults_of_concurrent_requests_do_not_mix() -> None:
+@pytest.mark.xdist_group("faulty")
+def test_faults_of_concurrent_requests_do_not_mix(faulty: Served) -> None:
     """Each event has its own environment, though the module that hands it out is one."""
-    with npm_start(FENCEPOST_PERSIST="memory", FENCEPOST_FAULTS="1") as served:
-        served.start(new_key()).raise_for_status()
-        faults = [None, "lost,lost", "pass,lost"] * 20
+    one = {"x_local_isolate": "0"}
+    faulty.start(new_key(), **one).raise_for_status()
+    faults = [None, "lost,lost", "pass,lost"] * 20
 
-        def start(fault: str | None) -> int:
-            headers = {} if fault is None else {"x_local_fault": fault}
-            return served.start(new_key(), **headers).status_code
+    def start(fault: str | None) -> int:
+        headers = one if fault is None else {**one, "x_local_fault": fault}
+        return faulty.start(new_key(), **headers).status_code
 
-        with ThreadPoolExecutor(12) as threads:
-            assert list(threads.map(start, faults)) == [201, 503, 201] * 20
+    with ThreadPoolExecutor(12) as threads:
+        assert list(threads.map(start, faults)) == [201, 503, 201] * 20
 
 
 BROKEN_ENTRY = """
@@ -128,7 +141,7 @@ def test_an_unhandled_exception_prints_a_traceback_and_answers_a_plain_problem(
 ) -> None:
     (tmp_path / "entry.py").write_text(BROKEN_ENTRY)
     process, addresses = start_bridge(source=str(tmp_path))
-    answer = httpx.get(addresses["url"])
+    answer = httpx.get(addresses["url"], verify=NO_TLS)
     stop_bridge(process)
     assert answer.status_code == 500
     assert answer.headers["Content-Type"] == "application/problem+json"

@@ -26,7 +26,7 @@ from fencepost.schema import tables
 from fencepost.storage.d1 import Result
 from fencepost.storage.sql import Statement
 from fencepost.storage.writes import Branch
-from helpers import BridgeDatabase, Client, Json, Sql, an_owner, new_key
+from helpers import BridgeDatabase, Client, Json, Sql, an_owner, connect, connect_async, new_key
 from mutations import ROWS, Row, Send
 
 # What each fault comes to, from the write on: the order in which the mutation and its rival reach
@@ -91,8 +91,7 @@ class World:
 
     def __init__(self, client: Client, sql: Sql, row: Row) -> None:
         self.client, self.sql, self.row = client, sql, row
-        sql("DELETE FROM fencepost_fence")
-        sql("DELETE FROM fencepost_audit")
+        sql.batch([("DELETE FROM fencepost_fence", ()), ("DELETE FROM fencepost_audit", ())])
         self.run = client.started()
         self.run |= {name: new_key(name) for name in ("new", "new2", "provisional")}
         self.run |= {name: an_owner() for name in ("other", "third")}
@@ -106,11 +105,12 @@ class World:
         what differs from run to run (times, hashes, tokens), and with roles for the names.
         """
         run, names = self.run, ("key", "new", "new2", "provisional")
-        ids = [row["run_id"] for row in self.sql(_RUNS, run["run_id"], run["key"], run["new"])]
-        results = self.sql.batch([(sql, [*ids, None, None][:3]) for sql in _ROWS])
-        rows = [row for result in results for row in result["results"]]
+        about = (run["run_id"], run["key"], run["new"])
+        batch = [(sql, about if "?1" in sql else ()) for sql in (_RUNS, *_ROWS)]
+        runs, *results = (result["results"] for result in self.sql.batch(batch))
+        rows = [row for result in results for row in result]
         _check_chains(rows)
-        roles = {id: f"<run {number}>" for number, id in enumerate(ids)}
+        roles = {row["run_id"]: f"<run {number}>" for number, row in enumerate(runs)}
         roles |= {run[name]: f"<{name}>" for name in names}
         roles |= {run[name]["nonce"]: f"<{name}>" for name in ("owner", "other", "third")}
         named = re.compile("|".join(map(re.escape, roles)))
@@ -123,11 +123,10 @@ _RUNS = """
 SELECT ?1 AS run_id UNION ALL
 SELECT DISTINCT run_id FROM fencepost_reservations WHERE key IN (?2, ?3) AND run_id <> ?1
 """
-_WHOLE = "WHERE COALESCE(?1, ?2, ?3) IS NOT NULL"
-_OF_RUNS = "WHERE run_id IN (?1, ?2, ?3)"
+_WHOLE = ("fencepost_fence", "fencepost_audit")
 _ROWS = [
-    f"SELECT '{name}' AS of, * FROM {name} "
-    + (_WHOLE if name in ("fencepost_fence", "fencepost_audit") else _OF_RUNS)
+    f"SELECT '{name}' AS of, * FROM {name}"
+    + ("" if name in _WHOLE else f" WHERE run_id IN ({_RUNS})")
     for name in tables.TABLES
 ]
 
@@ -206,7 +205,7 @@ def spelled(send: Send, run: Json) -> str:
         sent.append(request)
         return httpx.Response(200, json={})
 
-    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://rival") as http:
+    with connect("http://rival", transport=httpx.MockTransport(answer)) as http:
         send(Client(http, check=lambda *_: None), run, {})
     headers = {name: value for name, value in sent[0].headers.items() if name != "host"}
     body = sent[0].content.decode()
@@ -219,8 +218,9 @@ def spelled(send: Send, run: Json) -> str:
 AGAINST = [(against, fault) for against in ("nobody", "its rival") for fault in FAULTS]
 AGAINST += [("the fence", "lost"), ("the fence", "drop")]
 OVERTAKEN = [("its overtaker", fault) for fault in ("lost", "lost,lost", "lost,pass,drop")]
+# A group stays in one process, where its `_MODELS` are.
 CASES = [
-    (name, *case)
+    pytest.param(name, *case, marks=pytest.mark.xdist_group(name))
     for name, row in ROWS.items()
     for case in AGAINST + (OVERTAKEN if row.overtaker else [])
 ]
@@ -285,7 +285,7 @@ async def test_a_refusal_of_the_second_attempt_says_nothing_about_the_first(
     bridge: dict[str, str], client: Client
 ) -> None:
     run = client.started()
-    async with httpx.AsyncClient(base_url=bridge["sql"], timeout=60) as http:
+    async with connect_async(bridge["sql"]) as http:
         db = Refusing(http)
         with pytest.raises(errors.Unknown):
             await ownership.heartbeat(db, run["run_id"], None, Owner(**run["owner"]))

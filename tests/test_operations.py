@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import httpx
 import pytest
 
 from fencepost import journal, leases, operations, ownership, starts, transition
@@ -22,7 +21,7 @@ from fencepost.runs import Owner, RunStatus
 from fencepost.storage.d1 import Result
 from fencepost.storage.sql import Statement
 from fencepost.storage.writes import Branch
-from helpers import BridgeDatabase, Client, Json, Sql, new_key
+from helpers import BridgeDatabase, Client, Json, Sql, connect_async, new_key
 
 pytestmark = pytest.mark.anyio
 
@@ -525,7 +524,7 @@ class Losing(BridgeDatabase):
 
 @pytest.fixture
 async def losing(bridge: dict[str, str]) -> Any:
-    async with httpx.AsyncClient(base_url=bridge["sql"], timeout=60) as http:
+    async with connect_async(bridge["sql"]) as http:
         yield Losing(http)
 
 
@@ -704,7 +703,7 @@ async def test_a_race_that_is_lost_too_often_is_contended_and_never_an_ordinary_
 ) -> None:
     token = await bench.leased()
     bench.now_ms += TTL_MS + 1
-    async with httpx.AsyncClient(base_url=bridge["sql"], timeout=60) as http:
+    async with connect_async(bridge["sql"]) as http:
         bench.db = db = Busy(http)
         db.busy = True
         verb, more, _ = VERBS[name]

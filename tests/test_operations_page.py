@@ -17,6 +17,7 @@ from conftest import ROOT
 from helpers import a_start
 from local_runner import QUIET, Served, npm_start
 
+pytestmark = pytest.mark.waits
 PAGE = (ROOT / "docs/operations.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 SETUP, STARTS = BLOCKS[0], next(block for block in BLOCKS if "npm start" in block)
@@ -66,9 +67,9 @@ class Rehearsal:
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def start_both(self) -> None:
+    def start(self, *names: str) -> None:
         """What the block with `npm start` does, on free ports."""
-        for name in ("old", "new"):
+        for name in names:
             state = self.folder / name / ".wrangler/state"
             assert f"FENCEPOST_PERSIST={name}/.wrangler/state npm start" in STARTS
             served = self.stack.enter_context(npm_start(FENCEPOST_PERSIST=str(state)))
@@ -86,7 +87,7 @@ def test_every_command_of_the_page_runs_and_the_move_succeeds(rehearsal: Rehears
     said: dict[str, str] = {}
     for block in BLOCKS[1:]:
         if block == STARTS:
-            rehearsal.start_both()
+            rehearsal.start("old", "new")
             work_before_the_move(rehearsal)
             continue
         if "order-7" in block:
@@ -126,7 +127,7 @@ def an_abandoned_start(rehearsal: Rehearsal) -> None:
 def test_a_drain_is_not_proved_while_the_fence_is_open_or_work_is_left(
     rehearsal: Rehearsal,
 ) -> None:
-    rehearsal.start_both()
+    rehearsal.start("old")
     old = rehearsal.served["old"]
     old.start("left-over").raise_for_status()
     proof = ["node", "client/drain-proof.mjs", "--url", old.url]

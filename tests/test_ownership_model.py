@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from fencepost.decision import Attempt, fingerprint
 from fencepost.identifiers import Principal, Target, mint_run_id
 from fencepost.ownership import EVIDENCE_KINDS, Evidence
 from fencepost.runs import Owner, Run, RunStatus
-from helpers import BridgeDatabase, Sql, new_key
+from helpers import BridgeDatabase, Sql, connect_async, new_key
 from ownership_model import Model
 
 ALICE = Principal("service", "alice")
@@ -45,7 +44,7 @@ class Ownership(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.http = httpx.AsyncClient(base_url=self.bridge, timeout=60)
+        self.http = connect_async(self.bridge)
         self.db = BridgeDatabase(self.http)
         target = Target("workflow", "w")
         key = new_key("model")

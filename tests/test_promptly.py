@@ -15,7 +15,7 @@ import pytest
 
 from conftest import ROOT, start_bridge, stop_bridge
 from fencepost.storage.event_loop import Arrival, promptly
-from helpers import Client, a_start, new_key
+from helpers import Client, a_start, connect, new_key
 
 pytestmark = pytest.mark.anyio
 
@@ -162,7 +162,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     entry: Path = source / "entry.py"
     entry.write_text(entry.read_text() + COUNTED)
     process, addresses = start_bridge(source=str(source), tokens=Client.TOKENS)
-    with httpx.Client(base_url=addresses["url"], timeout=60) as http:
+    with connect(addresses["url"]) as http:
         yield http
     stop_bridge(process)
 

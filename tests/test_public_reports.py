@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers import Client, Json, Sql, a_start, an_owner, new_key
+from helpers import Client, Json, Sql, a_start, an_owner, connect_async, new_key
 
 SOURCES = sorted((Path(__file__).parent.parent / "src").rglob("*.py"))
 
@@ -43,8 +43,7 @@ async def at_once(
     token: str = "alice",  # noqa: S107
 ) -> list[httpx.Response]:
     """One start per body under one key, all at the same time, over both isolates."""
-    limits = httpx.Limits(max_connections=len(bodies))
-    async with httpx.AsyncClient(base_url=bridge["url"], timeout=60, limits=limits) as http:
+    async with connect_async(bridge["url"], len(bodies)) as http:
         return await asyncio.gather(
             *(
                 http.post(

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers import Client, Json, Sql, a_start, acquired, an_owner, new_key
+from helpers import Client, Json, Sql, a_start, acquired, an_owner, connect_async, new_key
 
 pytestmark = pytest.mark.usefixtures("sql")
 
@@ -461,7 +461,7 @@ def test_only_operators_resolve_and_only_keys_that_exist(client: Client, abandon
 async def test_of_operators_owner_and_thief_at_once_exactly_one_settles_it(
     bridge: dict[str, str], client: Client, sql: Sql
 ) -> None:
-    async with httpx.AsyncClient(base_url=bridge["url"], timeout=60) as http:
+    async with connect_async(bridge["url"]) as http:
 
         async def post(n: int, path: str, body: Json, token: str) -> httpx.Response:
             headers = {"Authorization": f"Bearer {token}", "X-Local-Isolate": str(n % 2)}

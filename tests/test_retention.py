@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 
 from fencepost import limits, retention, settings
@@ -182,11 +181,9 @@ async def test_a_run_is_due_only_after_its_retention(
     assert (await retention.purge(db, cron, Retention(), 10, now_ms=due + 1)).runs == 1
 
 
-def test_the_cron_trigger_purges_as_the_system(
-    client: Client, sql: Sql, bridge: dict[str, str]
-) -> None:
+def test_the_cron_trigger_purges_as_the_system(client: Client, sql: Sql) -> None:
     run = ended(client, sql)
-    httpx.get(f"{bridge['url']}/cdn-cgi/handler/scheduled", timeout=30).raise_for_status()
+    client.http.get("/cdn-cgi/handler/scheduled").raise_for_status()
     assert remains(sql, run) == set()
     [entry] = client.as_("operator").get("/v1/audit").json()["items"]
     assert entry["principal"] == {"kind": "system", "id": "cron"}

@@ -12,19 +12,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from conftest import ROOT, start_bridge, stop_bridge
 from fencepost.http import routes
-from helpers import Client
+from helpers import Client, connect
+
+pytestmark = pytest.mark.waits
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
     """A deployment of its own, in which every kind of thing that can be looked at exists."""
     process, addresses = start_bridge(isolates=1, faults=False, tokens=Client.TOKENS)
-    with httpx.Client(base_url=addresses["url"], timeout=60) as http:
+    with connect(addresses["url"]) as http:
         client = Client(http, "operator")
         run = client.started(lineage={"id": "line", "round": 1}, machine="delivery")
         client.operation(run, "acquire", ttl_ms=60_000)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers import Client, Json, Sql, a_start, an_owner, new_key, round_trips, rows
+from helpers import Client, Json, Sql, a_start, an_owner, connect_async, new_key, round_trips, rows
 
 
 def start(client: Client, key: str | None = None, **subject: Any) -> httpx.Response:
@@ -178,8 +178,7 @@ def test_a_closed_fence_admits_no_subject_either(client: Client, sql: Sql) -> No
 async def test_of_50_concurrent_starts_of_one_subject_one_starts_and_all_get_its_run(
     bridge: dict[str, str], sql: Sql
 ) -> None:
-    limits = httpx.Limits(max_connections=50)
-    async with httpx.AsyncClient(base_url=bridge["url"], timeout=60, limits=limits) as http:
+    async with connect_async(bridge["url"], 50) as http:
 
         async def one(n: int, change: str) -> httpx.Response:
             headers = {
