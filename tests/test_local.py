@@ -67,7 +67,7 @@ def test_a_setting_that_is_no_setting_is_said_in_one_line(setting: dict[str, str
 def test_wrangler_and_the_running_worker_see_the_same_database(tmp_path: Path) -> None:
     with npm_start(FENCEPOST_PERSIST=str(tmp_path)) as served:
         key = new_key()
-        run_id = served.start(key).json()["run"]["run_id"]
+        run_id = served.start(key, lease_ms=3_600_000).json()["run"]["run_id"]
         found = wrangler_sql(tmp_path, "SELECT key, run_id FROM fencepost_reservations")
         assert found == [{"key": key, "run_id": run_id}]
         columns, values = "(id, state, updated_at_ms)", "('deployment', 'draining', 1)"

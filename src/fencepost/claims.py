@@ -122,6 +122,7 @@ async def steal(
     """
     if evidence is None or not evidence.keeps_its_rule(owner):
         back = await verb(db, [], "", run_id, viewer, now_ms)
+        back.require_existing_run()
         return back.lost(Outcome.LIVENESS_UNCONFIRMED)
     token = mint_token()
     values = _values(run_id, viewer, owner, token, now_ms)
@@ -286,6 +287,7 @@ async def recover(
     """
     if evidence is None or not evidence.keeps_its_rule(owner):
         back = await verb(db, [], "", run_id, viewer, now_ms)
+        back.require_existing_run()
         return back.lost(Outcome.LIVENESS_UNCONFIRMED)
     lost = Outcome.CLAIM_CHANGED, Outcome.CLAIM_FRESH
     claimant = (evidence.expected_owner, claimed_at_ms)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from fencepost import audit, errors, journal, reservation
 from fencepost.identifiers import Principal, mint_token
-from fencepost.ownership import claim_ended_statement
+from fencepost.ownership import claim_ended_statement, fact_statement
 from fencepost.reservation import Reservation, ReservationState
 from fencepost.runs import Outcome, Run, RunStatus
 from fencepost.storage import writes
@@ -63,10 +63,10 @@ FROM fencepost_reservations AS held WHERE key = :key
 _READ_STARTER = """
 SELECT starter.key FROM fencepost_reservations AS held
 JOIN fencepost_reservations AS starter ON starter.run_id = held.run_id AND starter.joined = 0
-WHERE held.key = :key AND held.joined = 1 AND {state}
+WHERE held.key = :key AND held.joined = 1
 """
-_STARTER_UNSETTLED = _READ_STARTER.format(state="starter.state <> 'terminal'")
-_STARTER_SETTLED = _READ_STARTER.format(state="starter.state = 'terminal'")
+_STARTER_UNSETTLED = f"{_READ_STARTER} AND starter.state <> 'terminal'"
+_STARTER_SETTLED = f"{_READ_STARTER} AND starter.state = 'terminal'"
 
 
 class Look(NamedTuple):
@@ -154,17 +154,6 @@ UPDATE fencepost_reservations SET state = 'terminal', outcome = :outcome,
   updated_at_ms = MAX(updated_at_ms, {audit.LAST_AT_MS})
 WHERE run_id = :run_id AND key <> :key AND state <> 'terminal' AND :outcome IS NOT NULL
   AND {audit.last_is(":token")}
-"""
-
-# Names the owner whose lease ended; nothing if nobody owned the run.
-_EXPIRED = f"""
-INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce,
-  generation, granted_at_ms, write_token, at_ms)
-SELECT run_id,
-  1 + COALESCE((SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id), 0),
-  'expired', owner_host_id, owner_pid, owner_nonce, generation, NULL, :token, {audit.LAST_AT_MS}
-FROM fencepost_runs
-WHERE run_id = :run_id AND owner_host_id IS NOT NULL AND {audit.last_is(":token")}
 """
 
 _RESOLVE_RUN = f"""
@@ -278,11 +267,12 @@ def _run_statements(
     event = journal.next_event(run.head, "run-resolved", payload)
     moved: dict[str, Parameter] = {"sequence": event.sequence, "hash": event.hash}
     statements = [
-        Statement(_EXPIRED, run_id=run.run_id, token=token),
         Statement(_RESOLVE_RUN, run_id=run.run_id, token=token, to=to, **moved),
         claim_ended_statement(run.run_id, token, "expired"),
         journal.append_statement(run.run_id, token, event),
     ]
+    if run.owner is not None:
+        statements.append(fact_statement(run.run_id, token, "expired", run.owner, None))
     if (result_json := resolution.result_json) is not None:
         result = Statement(_RESOLVE_RESULT, run_id=run.run_id, token=token, result_json=result_json)
         statements.append(result)
