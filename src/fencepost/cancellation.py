@@ -11,21 +11,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fencepost import audit, errors, fence, journal, limits, lineage, reservation
+from fencepost import audit, errors, fence, journal, lineage, reservation
 from fencepost.identifiers import Principal, mint_token
 from fencepost.ownership import HELD_BY, fact_statement, holder
 from fencepost.runs import Outcome, Owner, Run, RunStatus, VerbResult
 from fencepost.snapshot import (
     VISIBLE,
     RunReadBack,
-    contended,
     found,
     not_found,
     scope,
     verb,
     write_receipt,
 )
-from fencepost.storage import writes
+from fencepost.storage import races, writes
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
@@ -78,7 +77,8 @@ async def cancel(
     Losses, in order: terminal, already_requested. Raises NotFound, and Unavailable after lost
     races. Not guaranteed: that a run stops which has an owner; its owner decides.
     """
-    for _ in range(limits.RACE_ATTEMPTS_MAX):
+
+    async def attempt() -> VerbResult | None:
         back = await _request(db, run_id, viewer, requester, now_ms)
         if back.won:
             return VerbResult(Outcome.CANCEL_REQUESTED, back.run)
@@ -89,9 +89,9 @@ async def cancel(
         back = await end_waiting(
             db, back.run, viewer, _END_UNCLAIMED, requester=requester, now_ms=now_ms
         )
-        if back.won:
-            return VerbResult(Outcome.CANCEL_REQUESTED, back.run)
-    raise contended()
+        return VerbResult(Outcome.CANCEL_REQUESTED, back.run) if back.won else None
+
+    return await races.until_decided(db, attempt)
 
 
 async def _request(
@@ -168,30 +168,24 @@ async def end_waiting(
     that ends; `requester` whoever asks for the cancel now. It does not win when the run, or its
     history, is no longer as it was read.
     """
-    token = token or mint_token()
+    run_id, token = run.run_id, token or mint_token()
     payload = {"from": "pending", "to": "cancelled"}
     event = journal.next_event(run.head, "state-transitioned", payload)
-    chain: dict[str, Any] = {**event.params, **(params or {})}
+    chain: dict[str, Any] = {**event.params, **(params or {}), "token": token, "now_ms": now_ms}
     statements = [
-        Statement(sql, run_id=run.run_id, **scope(viewer), **chain, token=token, now_ms=now_ms),
-        journal.append_statement(run.run_id, token, event),
+        Statement(sql, run_id=run_id, **scope(viewer), **chain),
+        journal.append_statement(run_id, token, event),
+        *([fact_statement(run_id, token, claim[1], claim[0], "claim")] if claim else []),
+        *(_requested_statements(run_id, token, requester) if requester else []),
+        reservation.settle_statement(run_id, token, RunStatus.CANCELLED),
     ]
-    if claim is not None:
-        claimant, type = claim
-        statements.append(fact_statement(run.run_id, token, type, claimant, "claim"))
-    if requester is not None:
-        statements += _requested_statements(run.run_id, token, requester)
-    statements.append(reservation.settle_statement(run.run_id, token, RunStatus.CANCELLED))
-    return await verb(
-        db,
-        statements,
-        token,
-        run.run_id,
-        viewer,
-        now_ms,
-        receipt=write_receipt(run.run_id, token, event.sequence),
-        could_win=lambda seen: seen.head == run.head and seen.status is RunStatus.PENDING,
-    )
+    receipt = write_receipt(run_id, token, event.sequence)
+
+    def could_win(seen: Run) -> bool:
+        return seen.head == run.head and seen.status is RunStatus.PENDING
+
+    where = (run_id, viewer, now_ms)
+    return await verb(db, statements, token, *where, receipt=receipt, could_win=could_win)
 
 
 # --- Acknowledging -----------------------------------------------------------------------
@@ -311,29 +305,17 @@ async def cancel_lineage(
     already_requested, with the last round that has not ended and had a request before; else
     terminal, with the last round. Raises NotFound.
     """
-    member, token = {"run_id": run_id, **scope(viewer)}, mint_token()
-    requested = {"requester_kind": requester.kind, "requester_id": requester.id}
-    clock = {"token": token, "now_ms": now_ms}
-    statements = [
-        Statement(_CANCEL_LINEAGE, **member, **clock),
-        Statement(_AUDIT_CANCEL_LINEAGE, **member, **clock, **_principal(requester)),
-        Statement(_REQUESTED_OF_LINEAGE, **member, **requested, token=token),
-    ]
-    reads = [
-        lineage.asked_statement(run_id, viewer, token),
-        Statement(_LIVE, **member),
-        Statement(_WAITING_MEMBERS, **member, now_ms=now_ms),
-    ]
-    receipt = Statement(_LINEAGE_RECEIPT, **member, token=token)
+    token = mint_token()
+    write = _lineage_write(run_id, viewer, requester, token, now_ms)
     try:
-        written = await writes.write(db, writes.Write(statements, reads, receipt))
+        written = await writes.write(db, write)
     except errors.MissingTable:
         raise not_found() from None
     run, won = found(written.reads[0]), written.won
     waiting = [Run.from_row(row) for row in written.reads[2].rows]
-    for member_run in waiting:
+    for member in waiting:
         back = await end_waiting(
-            db, member_run, viewer, _END_UNCLAIMED, requester=requester, token=token, now_ms=now_ms
+            db, member, viewer, _END_UNCLAIMED, requester=requester, token=token, now_ms=now_ms
         )
         won = won or back.won
     if waiting:
@@ -343,3 +325,28 @@ async def cancel_lineage(
         return VerbResult(Outcome.CANCEL_REQUESTED, run)
     live = written.reads[1].rows[0]["n"]
     return VerbResult(Outcome.ALREADY_REQUESTED if live else Outcome.TERMINAL, run)
+
+
+def _lineage_write(
+    run_id: str,
+    viewer: Principal | None,
+    requester: Principal,
+    token: str,
+    now_ms: int | None,
+) -> writes.Write:
+    member = {"run_id": run_id, **scope(viewer)}
+    requested = {"requester_kind": requester.kind, "requester_id": requester.id}
+    clock = {"token": token, "now_ms": now_ms}
+    return writes.Write(
+        [
+            Statement(_CANCEL_LINEAGE, **member, **clock),
+            Statement(_AUDIT_CANCEL_LINEAGE, **member, **clock, **_principal(requester)),
+            Statement(_REQUESTED_OF_LINEAGE, **member, **requested, token=token),
+        ],
+        [
+            lineage.asked_statement(run_id, viewer, token),
+            Statement(_LIVE, **member),
+            Statement(_WAITING_MEMBERS, **member, now_ms=now_ms),
+        ],
+        Statement(_LINEAGE_RECEIPT, **member, token=token),
+    )

@@ -74,14 +74,6 @@ def not_found() -> errors.NotFound:
     return errors.NotFound("There is no such run.", code="RUN_NOT_FOUND")
 
 
-def contended() -> errors.Unavailable:
-    """A race for the head of a history that was lost too often, by a caller without one."""
-    return errors.Unavailable(
-        "Others keep adding to this history. Nothing was written; send it again.",
-        retry_after_s=1,
-    )
-
-
 async def wait_for_end(db: Database, run_id: str, viewer: Principal | None, wait_s: float) -> Run:
     """The run once it ended, or as it is after `wait_s` seconds."""
     patience = Patience(wait_s)

@@ -23,7 +23,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
 
 
-class Grant(NamedTuple):
+class TokenEntry(NamedTuple):
     """What one token stands for."""
 
     sha256: bytes
@@ -45,7 +45,7 @@ def admit(request: Request, scopes: tuple[str, ...]) -> None:
         )
 
 
-def authenticate(header: str | None, tokens: str | None) -> Grant:
+def authenticate(header: str | None, tokens: str | None) -> TokenEntry:
     """The grant of the token in an `Authorization` header. Raises AuthError.
 
     Every stored token is compared, in constant time. Without a usable configuration nobody
@@ -66,7 +66,7 @@ def authenticate(header: str | None, tokens: str | None) -> Grant:
 
 
 @functools.lru_cache(maxsize=1)
-def _parse(tokens: str) -> tuple[Grant, ...] | None:
+def _parse(tokens: str) -> tuple[TokenEntry, ...] | None:
     """The grants of a configuration, or None where any part of it is not understood."""
     try:
         return tuple(_grant(entry) for entry in json.loads(tokens))
@@ -74,7 +74,7 @@ def _parse(tokens: str) -> tuple[Grant, ...] | None:
         return None
 
 
-def _grant(entry: dict[str, object]) -> Grant:
+def _grant(entry: dict[str, object]) -> TokenEntry:
     principal, scopes, sha256 = entry["principal"], entry["scopes"], entry["sha256"]
     if not (isinstance(principal, dict) and isinstance(scopes, list) and isinstance(sha256, str)):
         raise ValueError("not a token entry")
@@ -86,10 +86,10 @@ def _grant(entry: dict[str, object]) -> Grant:
         or not SCOPES.issuperset(scopes)
     ):
         raise ValueError("not a token entry")
-    return Grant(bytes.fromhex(sha256), Principal(kind, id), frozenset(scopes))
+    return TokenEntry(bytes.fromhex(sha256), Principal(kind, id), frozenset(scopes))
 
 
-def _configured(tokens: str | None) -> tuple[Grant, ...]:
+def _configured(tokens: str | None) -> tuple[TokenEntry, ...]:
     grants = _parse(tokens) if tokens else None
     if not grants:
         raise errors.AuthError(
