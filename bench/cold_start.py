@@ -42,10 +42,10 @@ def run(options: Options) -> Section:
             f"Milliseconds. Fencepost is ready after {slower.text()} times the time of an empty "
             "Python Worker; the rest is Node, Miniflare, workerd and the interpreter.",
             Table(("from the process", "ready", "first answer", "first start", "second"), rows),
-            "The first start looks at the schema and creates the tables: five round trips.",
+            "The first start checks the schema and creates the tables: five round trips.",
             Table(("imports", "ms"), _import_rows(imports)),
             "Reading, compiling and executing each module, without what it imports. Nothing is "
-            "compiled beforehand here; clocks have steps of 1 ms, so small numbers are guesses.",
+            "compiled beforehand here; clocks have steps of 1 ms, so small numbers are not exact.",
         ],
     )
 

@@ -64,7 +64,7 @@ def run(options: Options) -> Section:
         "Contention: 50 clients at once",
         [
             f"Statuses are of all {options.rounds} rounds of {BURSTS} bursts: one start of "
-            "a key wins (201) and the others hear that it is being executed (409). A 5xx would "
+            "a key gets 201, the others get 409 (it is being executed). A 5xx would "
             "end the benchmark.",
             Table(header, rows),
             "The last requests of a burst wait for the first: p99 is close to the time that fifty "

@@ -51,12 +51,12 @@ def _section(rates: dict[str, list[float]]) -> Section:
             "without a given head, so three D1 round trips), beside `reserve_effect`, "
             "`begin_execution` and `commit_effect` of ctrlrun's SQLite store.",
             Table(("", "pairs/s", "ms a pair"), rows),
-            f"ctrlrun is {slower.text(1)} times as fast, and that is no wonder: it runs in the "
+            f"ctrlrun is {slower.text(1)} times as fast. It runs in the "
             "caller's process, without HTTP, JSON, tokens or another process, keeps no input, "
             "snapshot, event or owner of a run, and checks no fence. Its store is a file in WAL "
-            "mode with `synchronous=NORMAL`, which asks the disk for nothing at a commit; the "
-            "local D1 syncs its file once for each batch that writes. It serves the processes "
-            "that can open that file; we serve whoever has a token.",
+            "mode with `synchronous=NORMAL`, which does not sync at a commit; the "
+            "local D1 syncs its file once for each batch that writes. Its clients are "
+            "processes that can open that file; the clients of Fencepost need a token.",
         ],
     )
 

@@ -63,7 +63,7 @@ def _path(run: Json) -> str:
 
 
 class Operation(NamedTuple):
-    """`trips` and `written` are budgets of design 13 (at most), None where it gives none.
+    """`trips` and `written` are budgets (at most), None where there is none.
 
     `lapses`: it needs a lease that has lapsed. `fence`: the state that it meets.
     """

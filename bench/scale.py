@@ -111,8 +111,8 @@ def _why(measured: list[Measured], least: int) -> str:
     later = [m.name for m in measured if m.flat_from not in (None, least)]
     return (
         f"Growing: {'; '.join(growing) or 'nothing'}. Flat once there is more than it looks at: "
-        f"{'; '.join(later) or 'nothing'}. An inventory counts what is owed, here two fifths of "
-        f"all, to {limits.COUNT_MAX:,} and no further."
+        f"{'; '.join(later) or 'nothing'}. An inventory counts the work that is left, here two "
+        f"fifths of all, up to {limits.COUNT_MAX:,}."
     )
 
 

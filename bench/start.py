@@ -1,7 +1,7 @@
 """Start, replay, heartbeat and transition, beside a JavaScript Worker that does the same job.
 
 Both Workers run in one workerd process over one database in memory, and are measured in turns.
-The budget (design 13) is a ratio of 0.55 for a new start. Not measured: the network, Cloudflare's
+The budget is a ratio of 0.55 for a new start. Not measured: the network, Cloudflare's
 own Python runtime, a D1 that is far away (`trips`).
 """
 

@@ -39,13 +39,12 @@ def run(options: Options) -> Section:
         "trips",
         f"Round trips and rows, and time with {DELAY_MS} ms more a trip",
         [
-            "Trips and rows are exact and the same in every round; behind a ≤ the budget of design "
-            "13, or of the docstring. "
+            "Round trips and rows are exact and the same in every round. Behind a ≤ is the budget. "
             + ("All are within their budgets." if not over else "OVER BUDGET: " + "; ".join(over)),
             Table(header, [_row(f) for f in found]),
             f"Times are of one client, medians of {options.rounds} in turns, with D1 {DELAY_MS} ms "
-            "away. The naive sequence is the same Worker sending the same statements one a trip; "
-            "interrupted, it would also leave half a start behind.",
+            "away. The naive sequence is the same Worker, which sends each of the same statements "
+            "in its own round trip; if it were interrupted, it would also leave half a start.",
         ],
     )
 

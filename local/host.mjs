@@ -87,7 +87,7 @@ export default class Host extends WorkerEntrypoint {
   }
 }
 
-/** Call Python, and free the proxy of its coroutine: it would keep the request alive for ever. */
+/** Call Python, and free the proxy of its coroutine: it would keep the request alive without end. */
 async function invoke(host, env, method, ...args) {
   const call = await python(host.env);
   const coroutine = call(host.ctx, env, method, ...args);

@@ -46,6 +46,7 @@ export function wranglerConfiguration() {
     compatibilityFlags: config.compatibility_flags ?? [],
     databases: Object.fromEntries((config.d1_databases ?? []).map((database) => [database.binding, database.database_id])),
     variables: config.vars ?? {},
+    excludedPythonModules: config.python_modules?.exclude ?? [],
   };
 }
 

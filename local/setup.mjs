@@ -10,6 +10,8 @@ export const PROJECT = dirname(dirname(fileURLToPath(import.meta.url)));
 export const NODE = join(PROJECT, "node_modules", ".bin", "node");
 export const PYTHON = join(PROJECT, ".venv", "bin", "python");
 const SDK = join(PROJECT, "python_modules", "workers");
+/** Not in the folders themselves: `wrangler deploy` uploads what is in python_modules. */
+const STAMPS = join(PROJECT, ".stamps");
 const BENCH_PEER = join(PROJECT, "bench_modules", "ctrlrun");
 
 class SetupError extends Error {}
@@ -32,15 +34,16 @@ export function ensure({ development = false, benchmarks = false } = {}) {
   }
 }
 
-/** The stamp is written last, so that an interrupted install is done again; `proof` must be there as well. */
+/** While it installs there is no stamp, so that an interrupted install is done again; `proof` must be there as well. */
 function install(folder, lock, proof, what, steps) {
   const target = join(PROJECT, folder);
-  const stamp = join(target, ".fencepost-stamp");
+  const stamp = join(STAMPS, folder);
   const wanted = createHash("sha256").update(readFileSync(join(PROJECT, lock))).digest("hex");
   if (existsSync(stamp) && readFileSync(stamp, "utf8") === wanted && existsSync(proof)) return;
   console.error(`installing ${what} (once) …`);
+  rmSync(stamp, { force: true });
   steps(target, join(PROJECT, lock));
-  mkdirSync(target, { recursive: true });
+  mkdirSync(STAMPS, { recursive: true });
   writeFileSync(stamp, wanted);
 }
 

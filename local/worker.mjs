@@ -1,6 +1,6 @@
 /** The Miniflare workers that make up a runner: isolates of the Python Worker, and a router before several. */
 import { readdirSync, readFileSync } from "node:fs";
-import { join, resolve } from "node:path";
+import { join, matchesGlob, relative, resolve } from "node:path";
 import { PROJECT } from "./settings.mjs";
 
 const HOST = "127.0.0.1";
@@ -13,7 +13,7 @@ export const isolateName = (index) => `isolate-${index}`;
 
 /** The workers for `settings.isolates` interpreters; the first one listed has the public port. */
 export function pythonWorkers(settings, config) {
-  const modules = hostModules(resolve(PROJECT, settings.source ?? "src"));
+  const modules = hostModules(resolve(PROJECT, settings.source ?? "src"), config.excludedPythonModules);
   const alone = settings.isolates === 1;
   const isolates = Array.from({ length: settings.isolates }, (_, index) => ({
     name: isolateName(index),
@@ -58,12 +58,13 @@ function router({ isolates, port }) {
   };
 }
 
-function hostModules(source) {
+function hostModules(source, excluded) {
+  const python = { ...files("/src", source), ...files("/python_modules", join(PROJECT, "python_modules"), excluded) };
   const pyodide = (type, name) => ({ type, path: name, contents: readFileSync(join(PYODIDE, name)) });
   return [
     ...["host.mjs", "delay.mjs", "faults.mjs", "interpreter.mjs", "problem.mjs"].map(localModule),
     { type: "Text", path: "host.py", contents: readFileSync(join(PROJECT, "local", "host.py"), "utf8") },
-    { type: "Text", path: "files.json", contents: files({ "/src": source, "/python_modules": join(PROJECT, "python_modules") }) },
+    { type: "Text", path: "files.json", contents: JSON.stringify(python) },
     { type: "Text", path: "pyodide-lock.json", contents: readFileSync(join(PYODIDE, "pyodide-lock.json"), "utf8") },
     pyodide("ESModule", "pyodide.mjs"),
     pyodide("ESModule", "pyodide.asm.mjs"),
@@ -76,12 +77,11 @@ function localModule(name) {
   return { type: "ESModule", path: name, contents: readFileSync(join(PROJECT, "local", name), "utf8") };
 }
 
-/** The Python files as one JSON object, path inside the interpreter to base64: read anew at each start. */
-function files(folders) {
-  const found = Object.entries(folders).flatMap(([mount, folder]) =>
-    sourceFiles(folder).map((path) => [mount + path.slice(folder.length), readFileSync(path).toString("base64")]),
-  );
-  return JSON.stringify(Object.fromEntries(found));
+/** The files of a folder, but for those that a glob excludes: path inside the interpreter to base64, read anew at each start. */
+function files(mount, folder, excluded = []) {
+  const paths = sourceFiles(folder).map((path) => relative(folder, path));
+  const wanted = paths.filter((path) => !excluded.some((glob) => matchesGlob(path, glob)));
+  return Object.fromEntries(wanted.map((path) => [`${mount}/${path}`, readFileSync(join(folder, path)).toString("base64")]));
 }
 
 export function sourceFiles(folder) {

@@ -128,6 +128,39 @@ DROP TABLE fencepost_events;
 
 ALTER TABLE fencepost_events_next RENAME TO fencepost_events;
 
+SELECT json(CASE WHEN (SELECT group_concat(name) FROM pragma_table_info('fencepost_ownership'))
+  = 'run_id,sequence,type,owner_host_id,owner_pid,owner_nonce,generation,granted_at_ms,write_token,at_ms'
+  THEN '{}' ELSE 'another shape' END);
+
+CREATE TABLE fencepost_ownership_next (
+  run_id TEXT NOT NULL,
+  sequence INTEGER NOT NULL CHECK (sequence >= 1),
+  type TEXT NOT NULL CHECK (type IN ('claimed', 'activated', 'released', 'stolen', 'expired',
+    'cancel-requested', 'cancel-acknowledged')),
+  owner_host_id TEXT,
+  owner_pid INTEGER,
+  owner_nonce TEXT,
+  generation INTEGER NOT NULL CHECK (generation >= 0),
+  granted_at_ms INTEGER,
+  write_token TEXT NOT NULL,
+  at_ms INTEGER NOT NULL,
+  -- Who requested the cancel: a principal, where every other fact names a process.
+  principal_kind TEXT CHECK (principal_kind IN ('human', 'service', 'agent', 'system')),
+  principal_id TEXT,
+  PRIMARY KEY (run_id, sequence),
+  CHECK ((type = 'cancel-requested') = (owner_host_id IS NULL)),
+  CHECK ((owner_host_id IS NULL) = (owner_pid IS NULL)),
+  CHECK ((owner_host_id IS NULL) = (owner_nonce IS NULL)),
+  CHECK ((type = 'cancel-requested') = (principal_kind IS NOT NULL)),
+  CHECK ((principal_kind IS NULL) = (principal_id IS NULL))
+) STRICT, WITHOUT ROWID;
+
+INSERT INTO fencepost_ownership_next (run_id, sequence, type, owner_host_id, owner_pid, owner_nonce, generation, granted_at_ms, write_token, at_ms) SELECT run_id, sequence, type, owner_host_id, owner_pid, owner_nonce, generation, granted_at_ms, write_token, at_ms FROM fencepost_ownership;
+
+DROP TABLE fencepost_ownership;
+
+ALTER TABLE fencepost_ownership_next RENAME TO fencepost_ownership;
+
 CREATE TABLE IF NOT EXISTS fencepost_subjects (
   principal_kind TEXT NOT NULL,
   principal_id TEXT NOT NULL,
@@ -159,6 +192,8 @@ CREATE TABLE IF NOT EXISTS fencepost_operations (
   state TEXT NOT NULL CHECK (state IN ('running', 'committed', 'interrupted')),
   -- Names the last lease: the present one while the operation runs.
   lease_token TEXT NOT NULL,
+  -- The run's generation in which that lease was granted: the lease ends with the generation.
+  generation INTEGER NOT NULL CHECK (generation >= 0),
   lease_expires_at_ms INTEGER,
   -- JSON; a committed null is the text null.
   outcome TEXT CHECK (json_valid(outcome)),

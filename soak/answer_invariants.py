@@ -24,7 +24,7 @@ from soak.client_knowledge import (
 
 
 def a_generation_has_one_owner(told: KnownRun, run: Json, sent: int) -> str | None:
-    """Whoever is shown as the owner of a generation is its only owner, for ever."""
+    """A generation of a run has one owner, in every answer."""
     generation, owner = run["generation"], owner_of(run["owner"])
     first = told.owners.get(generation)
     if owner is None or first in (None, owner):
@@ -105,7 +105,7 @@ def attempts_only_rise_and_the_end_is_kept(told: KnownKey, held: Json, sent: int
 
 
 def only_an_owner_is_told_to_execute(asked: Owner | None, answer: Json) -> str | None:
-    """Who is told `started` is the owner of the running run that comes with it."""
+    """A process that gets `started` is the owner of the running run in the answer."""
     run = answer["run"]
     owner = owner_of(run["owner"])
     if answer["outcome"] != "started" or (run["status"] == "running" and owner == (asked or owner)):
@@ -114,7 +114,7 @@ def only_an_owner_is_told_to_execute(asked: Owner | None, answer: Json) -> str |
 
 
 def a_grant_names_its_owner(asked: Owner, outcome: str, run: Json) -> str | None:
-    """Who is told that it owns a run is the owner of the run that comes with it."""
+    """A process that wins the ownership of a run is its owner in the answer."""
     if outcome not in ("owned", "activated", "renewed", "reconfirmed"):
         return None
     owner = owner_of(run["owner"])

@@ -105,7 +105,7 @@ class Client:
         return await self.caller.ask(Request("GET", path, **options), self.rng)
 
     async def verb(self, job: Job, verb: str, **body: Any) -> Answer:
-        """A verb on the run of a job; keeps what is told of the run."""
+        """A verb on the run of a job; keeps the run in the answer."""
         path = f"/v1/runs/{job.run_id}/{verb}"
         answer = await self.post(path, body, token=job.token, may=self.gone(job))
         return self.told(job, answer)

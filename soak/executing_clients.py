@@ -18,7 +18,7 @@ OPERATION_TTL_MS = (50, 5000, 60_000)
 
 
 async def work(client: Client, job: Job, owner: Json) -> None:
-    """Some steps, and an end of some kind; stops as soon as the run is somebody else's."""
+    """Some steps, and an end; stops as soon as another process owns the run."""
     steps, weights = zip(*STEPS.items(), strict=True)
     for _ in range(client.rng.randint(0, STEPS_MAX)):
         [step] = client.rng.choices(steps, weights)

@@ -124,7 +124,7 @@ class Soak:
         self.caller.stopped = True
         _, late = await asyncio.wait(tasks[: self.options.clients], timeout=CLIENTS_END_WITHIN_S)
         if late:
-            self.findings.add("every_request_is_answered", f"{len(late)} clients wait for ever")
+            self.findings.add("every_request_is_answered", f"{len(late)} clients got no answer")
         for task in tasks:
             task.cancel()
         self.caller.checker.knowledge.closed = None

@@ -81,7 +81,7 @@ async def start_again(client: Client) -> None:
 
 
 async def misuse(client: Client) -> None:
-    """A known key for something else, or by somebody else: refused, and the start is unharmed."""
+    """A known key with another target, input or principal: refused; the start does not change."""
     job = client.shared.any_job(client.rng)
     if job is None:
         return

@@ -1,4 +1,4 @@
-"""One row a mutating route: how to send it once, and who writes against it (contracts 2).
+"""One row a mutating route: how to send it once, and who writes against it.
 
 `test_lost_replies.py` sends each of them under every fault, alone and with its rivals.
 """

@@ -1,4 +1,4 @@
-"""The contract of ownership (contracts 3) as a model small enough to be read at a glance."""
+"""The rules of ownership (docs/states.md) as a small model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What refusals have in common: the answer that the design names, and not one row changed."""
+"""What refusals have in common: the documented answer, and not one row changed."""
 
 from __future__ import annotations
 

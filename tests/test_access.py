@@ -130,7 +130,9 @@ def test_the_run_of_another_principal_is_as_if_it_were_not_there(
     assert theirs == nothing
 
 
-def test_nor_are_their_starts_and_their_place_in_lists(client: Client, sql: Sql, run: Json) -> None:
+def test_the_starts_of_another_principal_are_not_there_and_not_in_lists(
+    client: Client, sql: Sql, run: Json
+) -> None:
     bob = Refusals(client.as_("bob"), sql)
     theirs = bob("GET", f"/v1/starts/{run['key']}", START_NOT_FOUND)
     assert theirs == bob("GET", f"/v1/starts/{new_key()}", START_NOT_FOUND)

@@ -79,7 +79,7 @@ def test_a_rotated_token_is_the_same_principal_and_another_one_is_not() -> None:
     ],
     ids=ascii,
 )
-def test_any_other_header_is_unauthorized(header: str | None) -> None:
+def test_a_header_without_a_known_token_is_unauthorized(header: str | None) -> None:
     error = refusal(header)
     assert error.code == "UNAUTHORIZED"
 

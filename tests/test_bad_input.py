@@ -1,4 +1,4 @@
-"""Bad input over HTTP: the answer that the design names, and not one row changed."""
+"""Bad input over HTTP: the documented answer, and not one row changed."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_key_at_the_bounds_of_its_grammar_starts(client: Client, sql: Sql, len
     assert (status, json.loads(text)["reservation"]["key"]) == (201, key)
 
 
-def test_quoted_and_bare_it_is_the_same_key(client: Client) -> None:
+def test_a_quoted_key_and_a_bare_one_are_the_same_key(client: Client) -> None:
     key = new_key()
     assert client.start(key).status_code == 201
     assert client.start(f'"{key}"').json()["code"] == "START_PENDING"
@@ -162,7 +162,7 @@ def test_a_bad_body_starts_nothing(refused: Refusals, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["empty", "array", "duplicate member", "2^53+1", "129 levels"])
-def test_nor_does_it_move_a_run_or_release_it(refused: Refusals, run: Json, name: str) -> None:
+def test_a_bad_body_moves_and_releases_no_run(refused: Refusals, run: Json, name: str) -> None:
     for path in (*verbs(run), f"/v1/starts/{run['key']}/release"):
         refused.post(path, BAD_BODIES[name], INVALID)
 
@@ -183,7 +183,9 @@ def test_one_byte_more_than_a_mebibyte_is_too_large(refused: Refusals) -> None:
 
 
 @pytest.mark.parametrize("size", [MIB + 1, 3 * MIB])
-def test_also_when_the_length_is_not_announced(refused: Refusals, size: int) -> None:
+def test_a_body_over_a_mebibyte_is_too_large_even_when_its_length_is_not_announced(
+    refused: Refusals, size: int
+) -> None:
     headers = {"Idempotency-Key": new_key()}
     content = in_chunks(a_body_of(size))
     refused("POST", "/v1/starts", TOO_LARGE, content=content, headers=headers)

@@ -82,7 +82,7 @@ def test_several_are_bound_at_once_each_with_its_event_in_the_order_sent(
     assert [item["gate"] for item in answer.json()["bindings"]] == ["b", "a", "b"]
 
 
-def test_the_same_again_replays_and_writes_nothing(client: Client, sql: Sql) -> None:
+def test_the_same_binding_again_is_replayed_and_writes_nothing(client: Client, sql: Sql) -> None:
     run = client.started()
     wanted = [a_binding(approval_proof={"a": 1, "b": {}}), a_binding("b", approval_proof=None)]
     first = bind(client, run, *wanted, expected_head=run["head"])
@@ -108,7 +108,7 @@ def test_the_same_again_replays_and_writes_nothing(client: Client, sql: Sql) -> 
     ids=["receipt", "proof", "without the proof"],
 )
 @pytest.mark.parametrize("headed", [False, True])
-def test_another_one_in_its_place_is_a_conflict_and_nothing_of_the_request_is_bound(
+def test_another_receipt_for_a_bound_gate_is_a_conflict_and_nothing_of_the_request_is_bound(
     client: Client, sql: Sql, other: Json, headed: bool
 ) -> None:
     run = client.started()
@@ -124,7 +124,9 @@ def test_another_one_in_its_place_is_a_conflict_and_nothing_of_the_request_is_bo
 
 
 @pytest.mark.parametrize("headed", [False, True])
-def test_what_is_new_beside_what_was_bound_is_bound(client: Client, sql: Sql, headed: bool) -> None:
+def test_a_new_binding_beside_one_that_was_bound_is_bound(
+    client: Client, sql: Sql, headed: bool
+) -> None:
     run = client.started()
     head = bind(client, run, a_binding()).json()["run"]["head"]
     members = {"expected_head": head} if headed else {}
@@ -196,7 +198,7 @@ def test_only_the_owner_of_a_running_run_binds(client: Client, sql: Sql) -> None
     ],
     ids=lambda wanted: str(wanted)[:60],
 )
-def test_a_list_that_is_none_binds_nothing(client: Client, sql: Sql, wanted: Any) -> None:
+def test_an_invalid_list_of_bindings_binds_nothing(client: Client, sql: Sql, wanted: Any) -> None:
     run = client.started()
     before = sql.dump()
     answer = client.verb(run, "bindings", bindings=wanted)

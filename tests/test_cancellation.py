@@ -1,4 +1,4 @@
-"""Cancelling a run and a lineage; lineages and who belongs to them (contracts 3)."""
+"""Cancelling a run and a lineage; lineages and who belongs to them."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_an_append_in_the_name_of_an_owner_is_fenced_by_it(client: Client, sql: 
     ],
     ids=str,
 )
-def test_an_event_that_is_none_is_refused(client: Client, sql: Sql, members: Json) -> None:
+def test_an_invalid_event_is_refused(client: Client, sql: Sql, members: Json) -> None:
     run = client.started()
     before = sql.dump()
     answer = append(client, run, **members)

@@ -132,7 +132,9 @@ async def test_a_missing_table_is_believed_at_the_root_of_the_causes() -> None:
     ],
     ids=["outermost", "over a lost connection", "in the middle", "eighth", "eighth of many"],
 )
-async def test_further_out_it_is_a_quotation_and_no_absence(chain: tuple[str, ...]) -> None:
+async def test_a_missing_table_named_above_the_root_of_the_causes_is_not_believed(
+    chain: tuple[str, ...],
+) -> None:
     assert not isinstance(await outcome(*chain), errors.MissingTable)
 
 

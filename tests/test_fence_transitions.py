@@ -123,7 +123,7 @@ def test_the_same_key_for_another_command_is_refused(client: Client, sql: Sql) -
     ],
     ids=str,
 )
-def test_a_command_that_is_none_changes_nothing(client: Client, sql: Sql, body: Json) -> None:
+def test_an_invalid_command_does_not_move_the_fence(client: Client, sql: Sql, body: Json) -> None:
     before = sql.dump()
     answer = client.as_("operator").post("/v1/fence/transitions", body)
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")

@@ -33,7 +33,7 @@ def test_an_identifier_is_up_to_200_path_safe_characters(text: str) -> None:
 @example("clé")
 @example("\u0661")  # a digit, but not an ASCII one
 @example("\ud800")
-def test_nothing_else_is_an_identifier(text: str) -> None:
+def test_only_up_to_200_path_safe_characters_are_an_identifier(text: str) -> None:
     fits = 1 <= len(text) <= 200 and set(text) <= set(PATH_SAFE) and text not in (".", "..")
     assert identifiers.is_identifier(text) == fits
 

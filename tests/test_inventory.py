@@ -140,7 +140,9 @@ def test_without_tables_there_is_no_work(client: Client, empty_database: Sql) ->
     ],
     ids=str,
 )
-def test_a_query_that_is_none_is_refused(client: Client, query: dict[str, str]) -> None:
+def test_an_invalid_query_of_the_inventory_is_refused(
+    client: Client, query: dict[str, str]
+) -> None:
     answer = client.as_("operator").get("/v1/inventory/runs", params=query)
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
 

@@ -128,7 +128,7 @@ def test_what_canonical_json_cannot_express_is_a_value_error(value: Any) -> None
         journal.canonical(value)
 
 
-# --- The traps of Python (contracts 4) -----------------------------------------------------
+# --- Where Python differs from JavaScript ------------------------------------------------
 
 
 def test_whole_numbers_look_the_same_however_they_were_written() -> None:
@@ -185,7 +185,7 @@ def test_canonical_text_read_again_gives_the_same_canonical_text(value: Any) -> 
 
 @settings(max_examples=100, deadline=None)
 @given(values, st.randoms(use_true_random=False))
-def test_neither_the_order_of_members_nor_white_space_changes_a_digest(
+def test_a_digest_does_not_depend_on_the_order_of_members_or_on_white_space(
     value: Any, chance: Any
 ) -> None:
     text = json.dumps(shuffled(value, chance), indent=chance.choice([None, 0, 3]))

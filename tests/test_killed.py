@@ -1,4 +1,4 @@
-"""The Worker killed outright, again and again, between commits and their replies (contracts 2).
+"""The Worker killed outright, again and again, between commits and their replies.
 
 Lost replies are made elsewhere (test_lost_replies.py) and hit one request at a time. Here the
 whole process dies, with every request that it was serving, and what a commit left on the disk is

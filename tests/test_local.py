@@ -1,7 +1,8 @@
-"""The local runtime as a newcomer meets it (design 12)."""
+"""The local runtime as a new user starts it."""
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import subprocess
@@ -138,9 +139,12 @@ def test_an_unhandled_exception_prints_a_traceback_and_answers_a_plain_problem(
     assert "LookupError: a secret of the inside" in console
 
 
-def test_wrangler_accepts_the_tree_for_deployment(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def dry_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, set[str]]:
+    """What `wrangler deploy --dry-run` says, and the files that it would upload."""
+    folder = tmp_path_factory.mktemp("dry-run")
     done = subprocess.run(
-        [*WRANGLER, "deploy", "--dry-run", "--outdir", str(tmp_path)],
+        [*WRANGLER, "deploy", "--dry-run", "--outdir", str(folder)],
         cwd=ROOT,
         env={**os.environ, **QUIET},
         capture_output=True,
@@ -149,5 +153,36 @@ def test_wrangler_accepts_the_tree_for_deployment(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"env\.DB \(fencepost\)", done.stdout)
-    assert (tmp_path / "entry.py").exists()
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return done.stdout, found - {"README.md"}  # wrangler's own, about the folder
+
+
+def test_wrangler_accepts_the_tree_for_deployment(dry_run: tuple[str, set[str]]) -> None:
+    said, uploaded = dry_run
+    assert re.search(r"env\.DB \(fencepost\)", said)
+    assert "entry.py" in uploaded
+
+
+def test_a_deployment_uploads_the_sources_and_the_locked_packages_and_nothing_else(
+    dry_run: tuple[str, set[str]],
+) -> None:
+    _, uploaded = dry_run
+    sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
+    packages = locked_package_files()
+    assert uploaded - packages == sources
+    # Beside Python, the SDK's hook into the start of the interpreter.
+    hook = "python_modules/_workers_sdk_patch_loader.pth"
+    python = {name for name in packages if name.endswith(".py")}
+    assert uploaded - sources == python | {hook}
+
+
+def locked_package_files() -> set[str]:
+    """What the packages of python-worker.lock brought, by their own records."""
+    lock = (ROOT / "python-worker.lock").read_text()
+    files: set[str] = set()
+    for name, version in re.findall(r"^([\w-]+)==(\S+)", lock, re.MULTILINE):
+        [record] = (ROOT / "python_modules").glob(
+            f"{name.replace('-', '_')}-{version}.dist-info/RECORD"
+        )
+        files |= {f"python_modules/{row[0]}" for row in csv.reader(record.read_text().splitlines())}
+    return files

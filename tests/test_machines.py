@@ -1,4 +1,4 @@
-"""Machines: a run that names one moves only along its table (contracts 4)."""
+"""Machines: a run that names one moves only along its table (docs/states.md)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_run_starts_in_the_first_state_of_the_machine_it_names(client: Client,
 
 
 @pytest.mark.parametrize("machine", ["", "Delivery", "delivery ", 1, None, ["delivery"]], ids=str)
-def test_a_machine_that_is_none_starts_nothing(client: Client, sql: Sql, machine: object) -> None:
+def test_an_invalid_machine_starts_nothing(client: Client, sql: Sql, machine: object) -> None:
     before = sql.dump()
     answer = client.start(new_key(), a_start(machine=machine))
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
@@ -182,7 +182,7 @@ def test_a_pause_code_stays_until_the_next_move(client: Client, sql: Sql) -> Non
     ],
     ids=str,
 )
-def test_a_move_that_is_none_is_refused(client: Client, sql: Sql, members: Json) -> None:
+def test_an_invalid_move_is_refused(client: Client, sql: Sql, members: Json) -> None:
     run = client.started(machine="delivery")
     before = sql.dump()
     answer = client.verb(run, "transition", **members)
@@ -307,7 +307,7 @@ def test_another_machine_is_added_with_one_table() -> None:
     ],
     ids=str,
 )
-def test_a_table_that_is_none_is_refused(changed: Json) -> None:
+def test_an_invalid_table_of_moves_is_refused(changed: Json) -> None:
     broken = TOGGLE._replace(**changed)
     with pytest.raises(ValueError, match=broken.name):
         machines.registry([*machines.MACHINES.values(), broken])

@@ -116,7 +116,7 @@ def test_a_start_brings_a_dump_forward(
 
 
 @pytest.mark.parametrize("name", EARLIER)
-def test_neither_a_read_nor_another_write_brings_a_dump_forward(
+def test_reads_and_other_writes_bring_no_dump_forward(
     client: Client, database: Sql, load: Callable[[str], None], name: str
 ) -> None:
     load(name)

@@ -183,7 +183,7 @@ def test_text_of_the_document_is_no_markup_of_the_page() -> None:
     assert "&lt;script&gt;alert(&quot;1&quot;)" in html
 
 
-def test_both_are_made_once(client: Client) -> None:
+def test_the_document_and_the_page_are_made_once(client: Client) -> None:
     headers = {"X-Local-Isolate": "0"}
     first, again = (client.http.get("/docs", headers=headers) for _ in range(2))
     assert first.text == again.text
@@ -191,6 +191,6 @@ def test_both_are_made_once(client: Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/docs"])
-def test_they_take_no_other_method(client: Client, path: str) -> None:
+def test_the_document_and_the_page_take_only_get(client: Client, path: str) -> None:
     answer: httpx.Response = client.post(path)
     assert (answer.status_code, answer.headers["Allow"]) == (405, "GET")

@@ -106,7 +106,7 @@ def test_a_lapsed_lease_is_displayed_without_a_write_and_marked_by_the_next_post
     assert body["lease"]["token"] != token
 
 
-def test_the_case_of_its_name_does_not_matter(client: Client) -> None:
+def test_the_case_of_an_operations_name_does_not_matter(client: Client) -> None:
     run = client.started()
     first = acquired(client, run, "Charge:Card.1_a-B")
     assert first["operation"]["id"] == "charge:card.1_a-b"
@@ -120,7 +120,9 @@ BAD_NAMES = [".a", "a.", "-a", "a:", "_", "a b", "a~b", "a%2Fb", "%C3%A9", "K%E2
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_name_that_is_none_is_not_there(client: Client, sql: Sql, name: str) -> None:
+def test_an_operation_with_an_invalid_name_is_not_found(
+    client: Client, sql: Sql, name: str
+) -> None:
     run = client.started()
     before = sql.dump()
     for answer in (
@@ -182,7 +184,9 @@ BAD_BODIES: list[tuple[str, Json]] = [
 
 
 @pytest.mark.parametrize(("verb", "members"), BAD_BODIES, ids=str)
-def test_a_body_that_is_none_is_refused(client: Client, sql: Sql, verb: str, members: Json) -> None:
+def test_an_invalid_body_of_a_verb_is_refused(
+    client: Client, sql: Sql, verb: str, members: Json
+) -> None:
     run = client.started()
     before = sql.dump()
     answer = client.operation(run, verb, **members)

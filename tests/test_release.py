@@ -25,7 +25,7 @@ def test_a_released_start_waits_for_its_next_attempt(client: Client, sql: Sql) -
     assert [fact["type"] for fact in facts] == ["activated", "released"]
 
 
-def test_the_key_then_starts_the_same_run_with_a_new_generation(client: Client, sql: Sql) -> None:
+def test_a_released_key_starts_the_same_run_with_a_new_generation(client: Client, sql: Sql) -> None:
     run = client.started()
     release(client, run)
     answer = client.start(run["key"], a_start(owner=an_owner()))

@@ -50,7 +50,7 @@ def test_executed_settles_the_key_with_the_result(client: Client, abandoned: Jso
     assert client.finish(abandoned).json()["outcome"] == "fence_lost"
 
 
-def test_not_executed_lets_the_key_start_again_as_the_next_attempt(
+def test_a_key_resolved_as_not_executed_starts_again_as_the_next_attempt(
     client: Client, sql: Sql, abandoned: Json
 ) -> None:
     body = resolve(client, abandoned, "not_executed").json()

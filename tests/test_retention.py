@@ -55,7 +55,9 @@ def test_a_run_past_its_retention_goes_with_all_that_is_its(client: Client, sql:
     assert purge(client) == {"runs": 0, "reservations": 0, "more": False}
 
 
-def test_its_key_stays_spent_until_its_own_retention_ends(client: Client, sql: Sql) -> None:
+def test_the_key_of_a_purged_run_stays_spent_until_its_own_retention_ends(
+    client: Client, sql: Sql
+) -> None:
     run = ended(client, sql)
     purge(client)
     answer = client.start(run["key"])
@@ -196,7 +198,7 @@ def test_without_tables_a_purge_creates_none(client: Client, empty_database: Sql
 
 
 @pytest.mark.parametrize("limit", [0, -1, 10_001, 1.5, "1", None])
-def test_a_limit_that_is_none_is_refused(client: Client, limit: object) -> None:
+def test_an_invalid_limit_of_a_purge_is_refused(client: Client, limit: object) -> None:
     answer = client.as_("operator").post("/v1/retention/purge", {"limit": limit})
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
 

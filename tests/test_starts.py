@@ -102,7 +102,7 @@ def test_a_foreign_owner_is_told_nothing_else(client: Client) -> None:
     assert answer.status_code == 403
     assert answer.json() == {
         "type": "/docs/errors#START_OWNER_MISMATCH",
-        "title": "The key is not yours",
+        "title": "The key belongs to another principal",
         "status": 403,
         "detail": "This key belongs to another principal.",
         "code": "START_OWNER_MISMATCH",

@@ -166,7 +166,7 @@ def test_a_hostile_megabyte_is_refused_in_a_moment(data: bytes) -> None:
     # A process of its own: a regular expression that runs for hours cannot be interrupted.
     code = (
         "import sys; sys.path.insert(0, 'src')\n"
-        "from fencepost import strictjson\n"
+        "from fencepost.http import strictjson\n"
         "try: strictjson.loads(sys.stdin.buffer.read())\n"
         "except ValueError: sys.exit(3)"
     )

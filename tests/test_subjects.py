@@ -138,7 +138,7 @@ def test_the_same_key_for_another_subject_is_a_conflict(client: Client, sql: Sql
     ],
     ids=lambda subject: str(subject)[:60],
 )
-def test_a_subject_that_is_none_is_refused(client: Client, sql: Sql, subject: Any) -> None:
+def test_an_invalid_subject_is_refused(client: Client, sql: Sql, subject: Any) -> None:
     before = sql.dump()
     answer = client.start(new_key(), a_start(subject=subject))
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")

@@ -37,7 +37,7 @@ def fits_the_grammar(key: str) -> bool:
 @example("a" * 200)
 @example("...")
 @example("1.5")
-def test_bare_and_as_a_structured_string_it_is_the_same_key(key: str) -> None:
+def test_a_bare_key_and_a_structured_string_are_the_same_key(key: str) -> None:
     assert queries.idempotency_key(key) == key
     assert queries.idempotency_key(f'"{key}"') == key
 
@@ -187,7 +187,7 @@ def test_a_cursor_that_was_given_out_looks_as_documented_and_is_read_back(keys: 
         "[" * 1024,
     ],
 )
-def test_any_other_cursor_is_refused(text: str) -> None:
+def test_a_cursor_that_was_not_given_out_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidRequest):
         cursor(text)
 

@@ -1,7 +1,7 @@
-"""The audit: what operators did, written in the batch of the deed itself.
+"""The audit: the acts of operators, each written in the same batch as the act.
 
-An audit row is the first row of its batch. It is inserted only if the deed is admitted, and the
-deed is guarded by it: `last_is` holds exactly for the batch that wrote it.
+An audit row is the first row of its batch. It is inserted only if the act is admitted. The other
+statements of the batch run only if it was inserted: `last_is` is true in that batch alone.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _LAST = "sequence = (SELECT MAX(sequence) FROM fencepost_audit)"
 
 
 def last_is(token: str) -> str:
-    """SQL that holds if the batch named by the SQL expression `token` wrote the last row."""
+    """SQL that is true if the batch with this token (a SQL expression) wrote the last row."""
     return f"(SELECT write_token FROM fencepost_audit WHERE {_LAST}) = {token}"
 
 
-# When the last row was written: the time of the whole batch.
+# The time of the last row, which is the time of the whole batch.
 LAST_AT_MS = f"(SELECT at_ms FROM fencepost_audit WHERE {_LAST})"
 
 
@@ -67,7 +67,7 @@ WHERE sequence > (SELECT MAX(sequence) - 1000 FROM fencepost_audit) AND write_to
 
 
 def receipt(token: str) -> Statement:
-    """The receipt of an audited deed, among the last thousand; also reads its `after`."""
+    """The receipt of an audited act, if it is among the last thousand. Also reads its `after`."""
     return Statement(_RECEIPT, token=token)
 
 
@@ -75,7 +75,7 @@ _PAGE = "SELECT * FROM fencepost_audit WHERE sequence > :after ORDER BY sequence
 
 
 async def page(db: Database, after: int, limit: int) -> list[Entry]:
-    """Entries in the order in which they happened, from after sequence `after` on."""
+    """At most `limit` entries, in order, after sequence `after`."""
     try:
         [result] = await db.read([Statement(_PAGE, after=after, limit=limit)])
     except errors.MissingTable:

@@ -1,7 +1,7 @@
-"""Delivery bindings: what was delivered at a gate, in a revision, by the hash of its receipt.
+"""Delivery bindings: what was delivered at a gate in a revision, by the hash of its receipt.
 
-A binding is written once and never changed: the same again is a replay, another one under the
-same gate and revision a conflict. Each is an event of the run's history.
+A binding is written once and never changed. The same binding again is replayed; another one for
+the same gate and revision is a conflict. Each binding is an event of the run's history.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GATES = ("a", "b")
 class Binding(NamedTuple):
     """One delivery. `approval_proof_json` is canonical JSON of an object, or None.
 
-    `created_at_ms` is None until it is stored, and no part of what is compared.
+    `created_at_ms` (milliseconds) is None until it is stored, and is not compared.
     """
 
     gate: str
@@ -50,7 +50,7 @@ class Binding(NamedTuple):
 
     @property
     def place(self) -> tuple[int, str]:
-        """What it is bound to, within its run; lists are in this order."""
+        """Revision and gate. One binding each in a run; lists are in this order."""
         return self.revision, self.gate
 
     def same(self, other: Binding) -> bool:
@@ -58,7 +58,7 @@ class Binding(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Row) -> Binding:
-        """Raises RowCorrupt for a row that breaks a rule; it is never repaired."""
+        """The binding of a row. Raises RowCorrupt for a row that breaks a rule."""
         check_row(TABLE, _RULES, row)
         columns = ("gate", "revision", "receipt_hash", "approval_proof", "created_at_ms")
         return cls(*(row[name] for name in columns))
@@ -99,14 +99,14 @@ def _is_object(text: str) -> bool:
 
 
 class Bound(NamedTuple):
-    """`bindings` are those of the request, as stored; with a conflict, the one in the way."""
+    """`bindings`: those of the request, as stored; after a conflict, the one that is stored."""
 
     result: VerbResult
     bindings: list[Binding]
 
 
-# Decides: the run is running, this owner holds it, its history ends where the caller thinks,
-# nothing is bound yet to what is to be bound, and the fence admits existing work.
+# Decides: the run is running, this owner holds it, its history ends at the expected event, none of
+# the revisions and gates has a binding, and the fence admits existing work.
 _BIND = f"""
 UPDATE fencepost_runs SET head_sequence = :sequence, head_hash = :hash, write_token = :token,
   updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
@@ -130,7 +130,7 @@ SELECT run_id, value ->> 'gate', value ->> 'revision', value ->> 'receipt_hash',
 FROM fencepost_runs, json_each(:bindings) WHERE run_id = :run_id AND write_token = :token
 """
 
-# Shows what is bound to the places that a request names.
+# The bindings that exist for the revisions and gates of a request.
 _READ_PLACES = """
 SELECT held.* FROM json_each(:bindings) CROSS JOIN fencepost_bindings AS held
 WHERE held.run_id = :run_id AND held.revision = value ->> 'revision'
@@ -192,15 +192,15 @@ async def bind(
     head_hint: Head | None = None,
     now_ms: int | None = None,
 ) -> Bound:
-    """Bind deliveries to a run that `owner` holds: all or none, and each once.
+    """Bind deliveries to a run that `owner` holds: all of them, or none.
 
-    `bindings` name at least one place, and none twice. Wins: bound; replayed, if all of them
-    were bound before, whatever the head. Losses, in order: fence_lost,
+    `bindings` has at least one item, and no two with the same revision and gate. Wins: bound;
+    replayed, if all of them were bound before (whatever the head). Losses, in order: fence_lost,
     delivery_revision_conflict, head_changed (against an expected head). One round trip with the
     head given or hinted, if all or none of them are new, else two. Raises NotFound and Fenced, and
     Unavailable after lost races without an expected head.
     """
-    # Without a head the first batch only looks; with one it takes all for new.
+    # Without a head the first batch only reads. With one it assumes that all are new.
     head = expected_head or head_hint
     new = bindings if head else []
     who = holder(owner, generation)
@@ -276,7 +276,7 @@ ORDER BY revision, gate LIMIT :limit
 async def page(
     db: Database, run_id: str, viewer: Principal | None, after: tuple[int, str], limit: int
 ) -> list[Binding]:
-    """The bindings of a run by revision and gate, from after that place on. Raises NotFound."""
+    """At most `limit` bindings of a run, by revision and gate, after `after`. Raises NotFound."""
     revision, gate = after
     place = {"run_id": run_id, "after_gate": gate}
     bound = Statement(_PAGE, **place, after_revision=revision, limit=limit)

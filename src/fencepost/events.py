@@ -1,8 +1,8 @@
-"""Reading a run's history, adding to it, and proving that nobody has altered it.
+"""Reading a run's history, appending a caller's event, and checking the integrity of a history.
 
-Starts, releases, resolutions and transitions append their own events in their own batches; this
-module adds those of callers. An append is a compare-and-set on the head in the run row, so a
-history is one line, whoever appends at once.
+Starts, releases, resolutions and transitions append their own events in their own batches. This
+module appends those of callers. An append is a compare-and-set on the head in the run row, so that
+a history never forks, even with several writers at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Row) -> Stored:
-        """Raises RowCorrupt for a row whose columns are not even of their types."""
+        """The event of a row. Raises RowCorrupt when a column has a wrong type."""
         check_row("fencepost_events", _RULES, row)
         hashes = (row["prior_hash"], row["hash"])
         event = Event(row["sequence"], row["type"], row["payload"], *hashes)
@@ -73,8 +73,8 @@ class Append(NamedTuple):
     head_hint: Head | None = None
 
 
-# Decides: the history ends where the caller thinks, the owner, if one is named, holds the run,
-# and the fence admits existing work.
+# Decides: the history ends at the expected event; the owner, if one is given, holds the run; and
+# the fence admits existing work.
 _MOVE_HEAD = f"""
 UPDATE fencepost_runs SET head_sequence = :sequence, head_hash = :hash,
   write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
@@ -99,10 +99,10 @@ async def append(
     addition: Append,
     now_ms: int | None = None,
 ) -> Appended:
-    """Add an event. One round trip with the head given or hinted, two without.
+    """Append an event. One round trip with the head given or hinted, two without.
 
     Losses, in order: fence_lost, head_changed (against an expected head). Raises NotFound and
-    Fenced, and Unavailable after a lost race without an expected head.
+    Fenced, and Unavailable (CONTENDED) after lost races without an expected head.
     """
     head = addition.expected_head or addition.head_hint or (await read(db, run_id, viewer)).head
 
@@ -165,7 +165,7 @@ ORDER BY sequence LIMIT :limit
 async def page(
     db: Database, run_id: str, viewer: Principal | None, after: int, limit: int
 ) -> tuple[Run, list[Stored]]:
-    """The run, and its events from after sequence `after` on. Raises NotFound, RowCorrupt."""
+    """The run, and at most `limit` events after sequence `after`. Raises NotFound, RowCorrupt."""
     run, rows = await _page(db, run_id, viewer, after, limit)
     return run, [Stored.from_row(row) for row in rows]
 
@@ -185,9 +185,9 @@ async def _page(
 
 
 class Integrity(NamedTuple):
-    """Whether a history is whole and the run row is what it says.
+    """Whether a history is intact and agrees with the run row.
 
-    `sequence` is where it first breaks; None if that is the run row, not an event.
+    `sequence`: the first event that breaks a rule; None if the run row does.
     """
 
     events: int
@@ -201,11 +201,12 @@ class Integrity(NamedTuple):
 
 
 async def integrity(db: Database, run_id: str, viewer: Principal | None) -> Integrity:
-    """Read the whole history, recompute every hash, rebuild the run, compare. Never writes.
+    """Read the whole history, compute every hash again, rebuild the run, and compare.
 
-    Covers what the events record: target, principal, lineage, parent, status, state, result,
-    ends. Not covered: leases, claims, cancels, generations (they have facts, or no record), and
-    the time of an event between those of its neighbours, which its hash does not hold.
+    Writes nothing. It checks what the events record: target, principal, lineage, parent, status,
+    state, result, ends. Not checked: leases, claims, cancels and generations, which have no
+    events; and the exact time of an event, which is not part of its hash: a time is only checked
+    against those of the events before and after.
     """
     history = History()
     run, rows = await _page(db, run_id, viewer, 0, limits.INTEGRITY_PAGE_ITEMS)
@@ -222,7 +223,7 @@ async def integrity(db: Database, run_id: str, viewer: Principal | None) -> Inte
 
 
 class History:
-    """A history read so far: the head of its chain and the run that it describes."""
+    """The part of a history that was read: its head, and the run that it describes."""
 
     def __init__(self) -> None:
         self.head = journal.GENESIS
@@ -231,7 +232,7 @@ class History:
         self.projection = Projection()
 
     def take(self, rows: list[Row], run_id: str) -> str | None:
-        """The rule that the first broken of these rows breaks, or None."""
+        """Add rows. Returns the first rule that one of them breaks, or None."""
         for row in rows:
             try:
                 stored = Stored.from_row(row)
@@ -259,7 +260,7 @@ class History:
         return None
 
     def mismatch(self, run: Run) -> str | None:
-        """The first thing that the run row says otherwise than its history, or None."""
+        """The first rule by which the run row differs from its history, or None."""
         if self.count == 0:
             return "a history begins with run-created"
         if run.head != self.head:

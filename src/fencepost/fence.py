@@ -1,8 +1,8 @@
-"""The fence: the deployment's one switch, and what it admits in each state.
+"""The fence: one switch for the whole deployment, and what it admits in each state.
 
-The fence is never memoised. A write that it gates carries the matching `..._SQL` condition in
-its own WHERE, so nothing can happen between looking at the fence and acting on it; the
-predicates of `Fence` then name the refusal from the row read back in the same batch.
+The fence is never cached. A write that it gates has the matching `..._sql` condition in its WHERE,
+so the check and the write are one statement. When the write was refused, the methods of `Fence`
+name the refusal, from the row that the same batch read back.
 
     work                                   open  draining  migration-locked  proof-only
     a new start                             yes     no            no         its key = proof_key
@@ -36,7 +36,7 @@ class FenceState(StrEnum):
 
 
 class Fence(NamedTuple):
-    """The fence row. `updated_at_ms` is None when it was never provisioned."""
+    """The fence row. `updated_at_ms` is None when there is no row."""
 
     state: FenceState
     revision: int
@@ -48,7 +48,7 @@ class Fence(NamedTuple):
 
     @classmethod
     def from_rows(cls, rows: Sequence[dict[str, Any]]) -> Fence:
-        """The fence from what READ returned. Raises FenceUnreadable: closed when in doubt."""
+        """The fence from the rows read. Raises FenceUnreadable when they are not understood."""
         if not rows:
             return cls(FenceState.OPEN, 0, None, None, None)
         if len(rows) > 1:
@@ -75,13 +75,13 @@ class Fence(NamedTuple):
         return self.state is FenceState.OPEN
 
     def admits_existing_run(self, run_id: str) -> bool:
-        """Whether a run that was started may go on."""
+        """Whether a started run may continue."""
         if self.state is FenceState.PROOF_ONLY:
             return self.proof_run_id == run_id
         return self.state in (FenceState.OPEN, FenceState.DRAINING)
 
     def require_existing_run(self, run_id: str) -> None:
-        """Raises Fenced unless a run that was started may go on."""
+        """Raises Fenced unless a started run may continue."""
         if not self.admits_existing_run(run_id):
             raise self.refusal()
 
@@ -90,11 +90,11 @@ class Fence(NamedTuple):
         return self.state is FenceState.OPEN
 
     def admits_queued_work(self) -> bool:
-        """Whether work that was queued earlier may be taken up."""
+        """Whether work that was queued earlier may begin."""
         return self.state in (FenceState.OPEN, FenceState.DRAINING)
 
     def refusal(self) -> errors.Fenced:
-        """The error that names this state; nothing was written."""
+        """The error of a request that this state does not admit."""
         return errors.Fenced(
             f"The deployment is {self.state} and does not admit this work. Nothing was written.",
             state=str(self.state),
@@ -102,7 +102,7 @@ class Fence(NamedTuple):
 
 
 def admits_start_sql(key: str, run_id: str) -> str:
-    """`Fence.admits_start` as SQL over two SQL expressions. Unknown states admit nothing."""
+    """`Fence.admits_start` as SQL, over two SQL expressions. Unknown states admit nothing."""
     return f"""NOT EXISTS (SELECT 1 FROM fencepost_fence WHERE (
     state = 'open'
     OR (state = 'proof-only' AND proof_key = {key}
@@ -111,24 +111,24 @@ def admits_start_sql(key: str, run_id: str) -> str:
 
 
 def admits_existing_run_sql(run_id: str) -> str:
-    """`Fence.admits_existing_run` as SQL over a SQL expression."""
+    """`Fence.admits_existing_run` as SQL. The argument is a SQL expression."""
     return f"""NOT EXISTS (SELECT 1 FROM fencepost_fence WHERE (
     state IN ('open', 'draining') OR (state = 'proof-only' AND proof_run_id = {run_id})
   ) IS NOT TRUE)"""
 
 
-# Reads the one row; without a WHERE, so that a second row would be seen. Every column that
-# there is: the fence must be readable in its earlier shapes too, before they are moved forward.
+# Without a WHERE, so that a second row would be noticed. `*`, because the fence must be readable
+# in its earlier shapes too, before they are migrated.
 _READ = "SELECT * FROM fencepost_fence"
 
 
 def read_statement() -> Statement:
-    """One row or none, for `Fence.from_rows`."""
+    """Returns one row or none, for `Fence.from_rows`."""
     return Statement(_READ)
 
 
 async def read(db: Database) -> Fence:
-    """The fence as it is now. Writes nothing; a missing table or row is `open`.
+    """The fence as it is now. A missing table or row means `open`. Writes nothing.
 
     Raises FenceUnreadable when D1 does not answer or the row is not understood.
     """
@@ -143,8 +143,8 @@ async def read(db: Database) -> Fence:
     return Fence.from_rows(result.rows)
 
 
-# Decides: this run becomes the proof run, if its key is the proof key and no run was it yet.
-# Guarded by the token of the write that made the run's owner.
+# Decides: this run becomes the proof run if its key is the proof key and there is no proof run
+# yet. Guarded by the token of the write that granted the ownership of the run.
 _RECORD_PROOF_RUN = """
 UPDATE fencepost_fence SET proof_run_id = :run_id
 WHERE state = 'proof-only' AND proof_key = :key AND proof_run_id IS NULL
@@ -153,13 +153,13 @@ WHERE state = 'proof-only' AND proof_key = :key AND proof_run_id IS NULL
 
 
 def record_proof_run_statement(key: str, run_id: str, token: str) -> Statement:
-    """Binds a start with the proof key to the proof, inside the batch of that start."""
+    """Make a run that was started with the proof key the proof run, in the batch of its start."""
     return Statement(_RECORD_PROOF_RUN, key=key, run_id=run_id, token=token)
 
 
 # --- Moving it ---------------------------------------------------------------------------
 
-# Decides: nobody provisioned a fence yet. :state is the state to begin with.
+# Decides: there is no fence row yet. :state is the first state.
 _SEED = f"""
 INSERT INTO fencepost_fence (id, state, revision, updated_at_ms)
 VALUES ('deployment', :state, 0, {NOW_MS}) ON CONFLICT (id) DO NOTHING
@@ -167,12 +167,12 @@ VALUES ('deployment', :state, 0, {NOW_MS}) ON CONFLICT (id) DO NOTHING
 
 
 def as_seed_file(state: FenceState) -> str:
-    """The text of `schema/seed-<state>.sql`; a fence that exists is left as it is."""
+    """The text of `schema/seed-<state>.sql`. It does not change an existing fence."""
     return _SEED.strip().replace(":state", f"'{state}'") + ";\n"
 
 
 class FenceCommand(NamedTuple):
-    """What an operator asks of the fence. `key` makes a retry of this very command converge."""
+    """A fence transition that an operator asks for. A retry has the same `key`."""
 
     expected: FenceState
     next: FenceState
@@ -182,7 +182,7 @@ class FenceCommand(NamedTuple):
 
     @property
     def receipt(self) -> str | None:
-        """What tells a retry of this command from another one with the same key."""
+        """A hash to tell a retry of this command from another command with the same key."""
         if self.key is None:
             return None
         command = [1, self.expected, self.next, self.revision, self.proof_key]
@@ -190,23 +190,23 @@ class FenceCommand(NamedTuple):
 
 
 class FenceOutcome(StrEnum):
-    """What became of a command."""
+    """The result of a command."""
 
     MOVED = "moved"
     CONFLICT = "conflict"
     KEY_REUSED = "key_reused"
 
 
-# Decides: the fence was never provisioned, which is `open` at revision 0, and that is what the
-# command expects: then there is a row to move.
+# Decides: there is no fence row, which means `open` at revision 0, and the command expects that.
+# Writes this row, so that the statements below can change it.
 _MATERIALISE = f"""
 INSERT INTO fencepost_fence (id, state, revision, updated_at_ms)
 SELECT 'deployment', 'open', 0, COALESCE(:now_ms, {NOW_MS})
 WHERE :expected = 'open' AND (:revision IS NULL OR :revision = 0) ON CONFLICT (id) DO NOTHING
 """
 
-# Decides: the fence is in the expected state, at the expected revision if one is given, and
-# this command did not move it before.
+# Decides: the fence is in the expected state, at the expected revision if one is given, and this
+# command has not moved it before.
 _AUDIT_TRANSITION = f"""
 INSERT {audit.INTO}
 SELECT 'fence-transition', :principal_kind, :principal_id, 'deployment', NULL,
@@ -231,11 +231,11 @@ WHERE {audit.last_is(":token")}
 async def transition(
     db: Database, principal: Principal, command: FenceCommand, now_ms: int | None = None
 ) -> tuple[FenceOutcome, Fence]:
-    """Move the fence, if it is where the command expects it; any pair of states is legal.
+    """Move the fence, if it is in the state that the command expects. Any two states are legal.
 
-    A retry with the same key converges on the same answer, while no other command with a key
-    has moved the fence since. One round trip; the first transition of all creates the tables.
-    Raises FenceUnreadable for a state that this build does not know.
+    A retry with the same key gets the same answer, until another command with a key has moved the
+    fence. One round trip. The first transition in a database creates the tables. Raises
+    FenceUnreadable for a state that this build does not know.
     """
     intent = _transition_write(principal, command, now_ms)
     try:
@@ -254,7 +254,7 @@ async def transition(
 
 
 def _converged(command: FenceCommand, gate: Fence) -> FenceOutcome:
-    """What a command that did not move the fence finds: perhaps that it did so before."""
+    """Why a command did not move the fence: it did so before, or it does not fit."""
     if command.key is None or gate.transition_key != command.key:
         return FenceOutcome.CONFLICT
     same = gate.transition_receipt == command.receipt

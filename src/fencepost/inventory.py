@@ -1,8 +1,8 @@
-"""What a deployment still owes: the work that a drain must wait for.
+"""The inventory: the work that a drain must wait for.
 
-Pure SELECTs, through a `Reader` that cannot write. Pages are keyset pages in the order of an
-index: rows that come or go move no other row. A row that breaks a rule counts as work and is
-named, so that it cannot hide.
+Only SELECTs, through a `Reader` that cannot write. Pages are keyset pages in the order of an index,
+so that new or deleted rows do not shift the others. A row that breaks a rule counts as work, and
+is listed with the rule.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fencepost.storage.d1 import Reader, Result
 from fencepost.storage.rows import Row
 from fencepost.storage.sql import NOW_MS, Statement
 
-# Tables that hold no work of their own, and why; the census test knows every table.
+# Tables that are no category of work, and why. A test checks that every table is in one of both.
 EXCUSED = {
     "fencepost_fence": "the switch itself",
     "fencepost_snapshots": "content of runs",
@@ -31,8 +31,8 @@ EXCUSED = {
 
 _ENOUGH = limits.COUNT_MAX + 1
 
-# Statuses of runs that have not ended; the index is in this order. A page says so in its
-# position alone: with `status >= 'pending'` beside it, SQLite would begin every page there.
+# Statuses of runs that have not ended, in the order of the index. A page has no condition
+# `status >= 'pending'` beside its position: SQLite would begin every page there.
 _COUNT_RUNS = f"""
 SELECT COUNT(*) AS n FROM (
   SELECT 1 FROM fencepost_runs WHERE status >= 'pending' LIMIT {_ENOUGH})
@@ -74,7 +74,7 @@ Owed = Run | Reservation | Operation
 
 
 class Corrupt(NamedTuple):
-    """A row that breaks `rule`; it is named by the last `column` of its cursor."""
+    """A row that breaks `rule`. It is identified by `column`, the last one of its cursor."""
 
     column: str
     value: Any
@@ -82,7 +82,7 @@ class Corrupt(NamedTuple):
 
 
 class Category(NamedTuple):
-    """One kind of work. `keys` are the columns of its cursor, in the order of its index."""
+    """A category of work. `keys`: the columns of its cursor, in the order of its index."""
 
     name: str
     table: str
@@ -125,7 +125,7 @@ CATEGORIES = {
 
 
 class Counted(NamedTuple):
-    """How many there are, counted to limits.COUNT_MAX; `more` if there are more than that."""
+    """How many there are, up to limits.COUNT_MAX; `more` if there are more than that."""
 
     number: int
     more: bool
@@ -137,7 +137,7 @@ class Counted(NamedTuple):
 
 
 class CategoryPage(NamedTuple):
-    """`counted` only on the first page; `cursor` only when the page filled."""
+    """`counted` is on the first page only; `cursor` only when the page is full."""
 
     items: list[Owed | Corrupt]
     cursor: tuple[str, ...] | None
@@ -147,7 +147,7 @@ class CategoryPage(NamedTuple):
 async def page(
     reader: Reader, category: Category, after: tuple[str, ...] | None, limit: int
 ) -> CategoryPage:
-    """A page of one category; an absent table is an empty page without a count."""
+    """A page of one category. A missing table gives an empty page without a count."""
     first = after is None
     place = zip(category.keys, after or ("",) * len(category.keys), strict=True)
     values = {f"after_{key}": value for key, value in place}
@@ -173,7 +173,7 @@ def _item(category: Category, row: Row) -> Owed | Corrupt:
 
 
 async def counts(reader: Reader) -> dict[str, Counted]:
-    """How much work each category holds, from one transaction; absent tables hold none."""
+    """How much work each category has, in one transaction. A missing table has none."""
     try:
         results = await reader.read([Statement(c.count_sql) for c in CATEGORIES.values()])
     except errors.MissingTable:

@@ -17,7 +17,6 @@ only for steps that may be repeated. The token protects the commit, not the work
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import NamedTuple
 
 from fencepost import errors, fence, journal, operations
@@ -25,12 +24,12 @@ from fencepost.identifiers import mint_token
 from fencepost.journal import Head
 from fencepost.operations import (
     WON,
-    Attempt,
     Operation,
     OperationState,
     ReadBack,
     Step,
     StepOutcome,
+    StepWrite,
 )
 from fencepost.ownership import HELD_BY
 from fencepost.runs import Beaten
@@ -119,7 +118,7 @@ async def _try_to_interrupt(
     token = mint_token()
     statements = _interruption_statements(step, lease_token, head, token, now_ms)
     receipt = operations.event_receipt(step, token, head.sequence + 1)
-    return await operations.verb(db, step, Attempt(statements, receipt, could_win), now_ms)
+    return await operations.verb(db, step, StepWrite(statements, receipt, could_win), now_ms)
 
 
 async def _lost(db: Database, step: Step, back: ReadBack, now_ms: int | None) -> StepResult:
@@ -194,6 +193,35 @@ WHERE payload_fingerprint = excluded.payload_fingerprint
 """
 
 
+class _Wish(NamedTuple):
+    """What an acquisition asks for."""
+
+    payload_fingerprint: str
+    ttl_ms: int
+    preempt: bool
+    exclusive: bool
+
+    @property
+    def params(self) -> dict[str, Parameter]:
+        return {
+            "payload_fingerprint": self.payload_fingerprint,
+            "ttl_ms": self.ttl_ms,
+            "preempt": int(self.preempt),
+        }
+
+    def settled(self, found: Operation | None) -> StepOutcome | None:
+        """What it comes to without a new lease; None if one is to be had."""
+        if found is None or found.lapsed:
+            return None
+        if found.payload_fingerprint != self.payload_fingerprint:
+            return StepOutcome.OPERATION_CONFLICT
+        if found.state is OperationState.COMMITTED:
+            return StepOutcome.REPLAYED
+        if self.preempt or found.state is OperationState.INTERRUPTED:
+            return None
+        return StepOutcome.OPERATION_ALREADY_RUNNING if self.exclusive else StepOutcome.SHARED
+
+
 async def acquire(
     db: Database,
     step: Step,
@@ -213,33 +241,20 @@ async def acquire(
     each time.
     """
 
-    def settled(found: Operation | None) -> StepOutcome | None:
-        """What it comes to without a new lease; None if one is to be had."""
-        if found is None or found.lapsed:
-            return None
-        if found.payload_fingerprint != payload_fingerprint:
-            return StepOutcome.OPERATION_CONFLICT
-        if found.state is OperationState.COMMITTED:
-            return StepOutcome.REPLAYED
-        if preempt or found.state is OperationState.INTERRUPTED:
-            return None
-        return StepOutcome.OPERATION_ALREADY_RUNNING if exclusive else StepOutcome.SHARED
-
-    wish: dict[str, Parameter] = {"payload_fingerprint": payload_fingerprint, "ttl_ms": ttl_ms}
-    wish["preempt"] = int(preempt)
+    wish = _Wish(payload_fingerprint, ttl_ms, preempt, exclusive)
     lapsed_at: Head | None = None
 
     async def attempt() -> StepResult | None:
         nonlocal lapsed_at
         token = mint_token()
-        write = _acquisition(step, wish, token, settled, lapsed_at, now_ms)
+        write = _acquisition(step, wish, token, lapsed_at, now_ms)
         back = await operations.verb(db, step, write, now_ms)
         found = back.operation
         if back.won_just_now or back.holds(token):
             return StepResult(StepOutcome.ACQUIRED, found)
         if not back.require_ours(step):
             return StepResult(StepOutcome.FENCE_LOST, found, back.taken_by)
-        if outcome := settled(found):
+        if outcome := wish.settled(found):
             return StepResult(outcome, found)
         lapsed_at = back.run.head if found is not None and found.lapsed else None
         return None
@@ -248,25 +263,20 @@ async def acquire(
 
 
 def _acquisition(
-    step: Step,
-    wish: dict[str, Parameter],
-    token: str,
-    settled: Callable[[Operation | None], StepOutcome | None],
-    lapsed_at: Head | None,
-    now_ms: int | None,
-) -> Attempt:
+    step: Step, wish: _Wish, token: str, lapsed_at: Head | None, now_ms: int | None
+) -> StepWrite:
     """One attempt; with `lapsed_at`, the head of the history, it marks a lapsed lease first."""
 
     def could_win(back: ReadBack) -> bool:
         lapsed = back.operation is not None and back.operation.lapsed
-        return settled(back.operation) is None and (not lapsed or back.run.head == lapsed_at)
+        return wish.settled(back.operation) is None and (not lapsed or back.run.head == lapsed_at)
 
-    acquire = Statement(_ACQUIRE, **step.params, **wish, token=token, now_ms=now_ms)
+    acquire = Statement(_ACQUIRE, **step.params, **wish.params, token=token, now_ms=now_ms)
     marking = (
         _interruption_statements(step, None, lapsed_at, mint_token(), now_ms) if lapsed_at else []
     )
     statements = [*marking, acquire]
-    return Attempt(statements, operations.lease_receipt(step, token), could_win, len(marking))
+    return StepWrite(statements, operations.lease_receipt(step, token), could_win, len(marking))
 
 
 # --- Holding -----------------------------------------------------------------------------
@@ -362,5 +372,5 @@ async def _under_lease(
     lease: dict[str, Parameter] = {"lease_token": lease_token, "now_ms": now_ms, **more}
     statements = [Statement(sql, **step.params, **lease, token=token)]
     receipt = operations.write_receipt(step, token)
-    attempt = Attempt(statements, receipt, lambda back: back.holds(lease_token))
-    return await operations.verb(db, step, attempt, now_ms)
+    write = StepWrite(statements, receipt, lambda back: back.holds(lease_token))
+    return await operations.verb(db, step, write, now_ms)

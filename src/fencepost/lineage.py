@@ -1,9 +1,9 @@
 """Lineages: the rounds of one logical run.
 
-The lineage of a run is L: its own lineage id, or its run id if it has none. Members are the
-principal's runs with lineage id L, and the run named L itself if its lineage is none or L; a
-run named L that belongs to another lineage is no member, nor are forks by `parent_run_id`.
-Ordered by round, then run id; the run L without a round comes first.
+The lineage L of a run is its lineage id, or its run id if it has none. The members of L are the
+principal's runs with lineage id L, and the run with id L if its lineage id is none or L. A run
+with id L and another lineage id is not a member; forks by `parent_run_id` are not members either.
+The order is by round, then run id. The run L without a round comes first.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from fencepost.snapshot import VISIBLE, not_found, scope
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Statement
 
-# The lineage of the run `:run_id`, as its viewer may see it. One row, or none.
+# The lineage of the run `:run_id`, if its viewer may see it. One row, or none.
 ROOT = f"""
 SELECT COALESCE(lineage_id, run_id) AS id, principal_kind AS kind, principal_id AS who
 FROM fencepost_runs WHERE run_id = :run_id AND {VISIBLE}"""
 
-# A member with a round, and the one without; each finds its rows by an index.
+# Members with a round, and the one without. Each query uses an index.
 _ROUNDS = (
     "lineage_id = root.id AND member.principal_kind = root.kind AND member.principal_id = root.who"
 )
@@ -51,7 +51,7 @@ async def page(
     after: tuple[int, str] | None,
     limit: int,
 ) -> list[Run]:
-    """Members of the lineage of a run, without state and result. Raises NotFound.
+    """At most `limit` members of a run's lineage, without state and result. Raises NotFound.
 
     `after` is (round, run id) of the last one seen; the round of the run L itself is −1.
     """
@@ -84,7 +84,7 @@ WHERE run_id = ({LATEST_ID})
 
 
 def latest_statement(run_id: str, viewer: Principal | None) -> Statement:
-    """The last round of the lineage of a run: one row or none, for `Run.from_row`."""
+    """The last round of a run's lineage. Returns one row or none, for `Run.from_row`."""
     return Statement(_LATEST, run_id=run_id, **scope(viewer))
 
 
@@ -128,7 +128,7 @@ async def latest(db: Database, run_id: str, viewer: Principal | None) -> Run:
     return Run.from_row(result.rows[0])
 
 
-# Every member that has not ended, for an UPDATE of fencepost_runs.
+# A condition for an UPDATE of fencepost_runs: every member that has not ended.
 LIVE_MEMBERS = f"""
 SELECT member.run_id FROM ({ROOT}) AS root JOIN fencepost_runs AS member ON {_ROUNDS}
 WHERE member.finished_at_ms IS NULL

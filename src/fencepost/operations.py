@@ -1,4 +1,4 @@
-"""Operations: named, leased, replayable steps inside a run: the row, and reading it.
+"""Operations: named, leased steps inside a run. The row, and reading it.
 
 What may be done to one, and by whom, is `leases`. Reads never write: a lease that lapsed is
 displayed as lapsed, and marked interrupted by the owner's next POST. A lease lapses by time, and
@@ -32,7 +32,7 @@ class OperationState(StrEnum):
 
 
 class StepOutcome(StrEnum):
-    """What became of a verb on an operation: the winners, then the losses."""
+    """The result of a verb on an operation: first the wins, then the losses."""
 
     ACQUIRED = "acquired"
     SHARED = "shared"
@@ -88,13 +88,13 @@ class Operation(NamedTuple):
         return not self.in_generation or self.lease_expires_at_ms < self.now_ms
 
     def held_under(self, token: str) -> bool:
-        """Whether the lease of this token holds."""
+        """Whether the lease with this token holds."""
         running = self.state is OperationState.RUNNING and not self.lapsed
         return running and self.lease_token == token
 
     @classmethod
     def from_row(cls, row: Row) -> Operation:
-        """Raises RowCorrupt for a row that breaks a rule; it is never repaired."""
+        """The operation of a row. Raises RowCorrupt for a row that breaks a rule."""
         check_row(TABLE, _RULES, row)
         return cls(
             row["run_id"],
@@ -153,7 +153,7 @@ class Step(NamedTuple):
         return {**run, **holder(self.owner, self.generation), "operation_id": self.id}
 
 
-# The run without its state and result, which no operation needs.
+# The run without its state and result, which are not needed here.
 _READ_RUN = f"""
 SELECT fencepost_runs.*, COALESCE(:now_ms, {NOW_MS}) AS now_ms FROM fencepost_runs
 WHERE run_id = :run_id AND {VISIBLE}
@@ -177,7 +177,7 @@ def _reads(
 async def read(
     db: Database, run_id: str, viewer: Principal | None, id: str, *, now_ms: int | None = None
 ) -> Operation:
-    """The operation. Raises NotFound for a run or an operation that is not there."""
+    """The operation. Raises NotFound if the run or the operation does not exist."""
     try:
         results = await db.read(_reads(run_id, viewer, id, now_ms))
     except errors.MissingTable:
@@ -234,10 +234,10 @@ class ReadBack(NamedTuple):
         return self.run.held_by(step.owner, step.generation)
 
 
-class Attempt(NamedTuple):
-    """A verb's statements. The one with index `decides` returns WON if it won.
+class StepWrite(NamedTuple):
+    """One attempt of a verb: its statements. The one with index `decides` returns WON if it won.
 
-    `receipt` returns a row if the attempt has landed. `could_win` judges what was read back after
+    `receipt` returns a row if it has landed. `could_win` judges what was read back after
     a lost reply, if the run is still held by whoever asks.
     """
 
@@ -279,10 +279,10 @@ def event_receipt(step: Step, token: str, sequence: int) -> Statement:
     return Statement(_RECEIPT_OF_EVENT, run_id=step.run_id, sequence=sequence, token=token)
 
 
-async def verb(db: Database, step: Step, attempt: Attempt | None, now_ms: int | None) -> ReadBack:
-    """Run a verb's attempt, and read run, operation and fence back, in one batch.
+async def verb(db: Database, step: Step, write: StepWrite | None, now_ms: int | None) -> ReadBack:
+    """Run one attempt of a verb, and read run, operation and fence back, in one batch.
 
-    Without an attempt a read. Raises NotFound when the run is not there, or is another
+    Without a write it only reads. Raises NotFound when the run is not there, or is another
     principal's; MissingTable when the run is there and the table is not.
     """
     taken = Statement(_TAKEN, run_id=step.run_id, **holder(step.owner, step.generation))
@@ -290,15 +290,15 @@ async def verb(db: Database, step: Step, attempt: Attempt | None, now_ms: int | 
     reads += [fence.read_statement(), taken]
 
     def could_win(seen: list[Result]) -> bool:
-        if attempt is None or not seen[0].rows:
+        if write is None or not seen[0].rows:
             return False
         back = _read_back([], seen)
-        return back.run.held_by(step.owner, step.generation) and attempt.could_win(back)
+        return back.run.held_by(step.owner, step.generation) and write.could_win(back)
 
     try:
-        if attempt is None:
+        if write is None:
             return _read_back([], await db.read(reads))
-        statements, receipt, _, decides = attempt
+        statements, receipt, _, decides = write
         written = await writes.write(
             db, writes.Write(statements, reads, receipt, decides=decides, could_win=could_win)
         )

@@ -1,9 +1,10 @@
 """Who owns a run, and for how long: grants, heartbeats, takeovers.
 
 A grant is a compare-and-set in one batch. It first writes the ownership facts, if the grant is
-admitted, and then the run, if the fact was written. Each grant raises the generation by one. After
-a lease has lapsed, another process can own the run by giving evidence. The reservation is never
-freed by that. All times are the database's; a caller's clock is never used.
+admitted, and then the run, if the fact was written. Each grant raises the generation by one. A
+lease lapses when its time passes without a heartbeat of its owner. Then another process can own the
+run by giving evidence; the reservation is not freed by it. All times are the database's; a caller's
+clock is never used.
 
 Not guaranteed: that a former owner has stopped working. The generation is a fencing token: pass it
 to every system that the run calls, and let that system refuse a lower one.

@@ -1,6 +1,6 @@
-"""Every problem code of the HTTP surface: what it means, and what a caller should do next.
+"""Every problem code of the HTTP API: what it means, and what a client should do next.
 
-`docs/errors.md` and `GET /docs/errors` are made of this table.
+`docs/errors.md` and `GET /docs/errors` are made from this table.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Retry(StrEnum):
-    """Whether sending again makes sense, and with which key."""
+    """Whether a client should send the request again, and with which key."""
 
     SAME_KEY = "same-key"  # the same request with the same key, after Retry-After if given
     NEW_KEY = "new-key"  # this key cannot serve this request; another key can
@@ -27,15 +27,15 @@ class Problem(NamedTuple):
 _SAME, _NEW, _NEVER = Retry.SAME_KEY, Retry.NEW_KEY, Retry.NEVER
 
 PROBLEMS = {
-    # The request itself; nothing was written.
+    # The request is wrong; nothing was written.
     "IDEMPOTENCY_KEY_MISSING": Problem(
-        400, "The Idempotency-Key is missing", _NEW, "A start needs a key that names it."
+        400, "The Idempotency-Key is missing", _NEW, "A start needs the header Idempotency-Key."
     ),
     "IDEMPOTENCY_KEY_INVALID": Problem(
         400,
         "The Idempotency-Key is not valid",
         _NEW,
-        "The header holds no key, more than one, or one outside the grammar.",
+        "The header has more than one key, or a key outside the grammar.",
     ),
     "INVALID_REQUEST": Problem(
         400,
@@ -44,127 +44,182 @@ PROBLEMS = {
         "The query or the body breaks a rule; the detail names it.",
     ),
     "UNAUTHORIZED": Problem(
-        401, "A valid bearer token is required", _NEVER, "No token, or one nobody knows."
+        401,
+        "A valid bearer token is required",
+        _NEVER,
+        "There is no token, or the service does not know it.",
     ),
     "SCOPE_MISSING": Problem(
-        403, "The token lacks a scope", _NEVER, "The token is known and may not do this."
+        403,
+        "The token lacks a scope",
+        _NEVER,
+        "The token is valid, and none of its scopes allows this request.",
     ),
-    "NOT_FOUND": Problem(404, "No such path", _NEVER, "The service has no such route."),
+    "NOT_FOUND": Problem(404, "No such path", _NEVER, "The service has no route with this path."),
     "RUN_NOT_FOUND": Problem(
-        404, "No such run", _NEVER, "It does not exist, or it is another principal's."
+        404, "No such run", _NEVER, "The run does not exist, or it belongs to another principal."
     ),
     "START_NOT_FOUND": Problem(
-        404, "No such start", _NEVER, "The key was never used, or it is another principal's."
+        404, "No such start", _NEVER, "The key was never used, or it belongs to another principal."
     ),
     "OPERATION_NOT_FOUND": Problem(
         404,
         "No such operation",
         _NEVER,
-        "The run has no operation of this name, or it is no name of one: 1–128 letters, digits "
-        "and . _ : -, with a letter or digit at both ends.",
+        "The run has no operation with this name. A name has 1–128 letters, digits and . _ : -, "
+        "with a letter or digit at both ends.",
     ),
     "METHOD_NOT_ALLOWED": Problem(
-        405, "Method not allowed", _NEVER, "The path exists and takes another method."
+        405, "Method not allowed", _NEVER, "The path exists, with other methods."
     ),
     "TOO_LARGE": Problem(
-        413, "Too large", _NEVER, "The body, or a part of it, is larger than can be stored."
+        413, "The body is too large", _NEVER, "The body, or a value in it, is over its limit."
     ),
-    # A start against what its key already means; nothing was written.
+    # The key of a start is used already; nothing was written.
     "START_OWNER_MISMATCH": Problem(
-        403, "The key is not yours", _NEW, "Another principal used this key."
+        403, "The key belongs to another principal", _NEW, "Another principal used this key before."
     ),
     "START_TARGET_MISMATCH": Problem(
-        422, "The key names another start", _NEW, "The key was used for another target."
+        422, "The key has another target", _NEW, "The key was used before, for another target."
     ),
     "START_INPUT_MISMATCH": Problem(
-        422, "The key names another start", _NEW, "The key was used with other input or lineage."
+        422,
+        "The key has another input",
+        _NEW,
+        "The key was used before, with another input or lineage.",
     ),
     "START_PENDING": Problem(
-        409, "The run is being executed", _SAME, "Ask again later; the key replays its end."
+        409,
+        "The run is being executed",
+        _SAME,
+        "Send it again later. When the run has ended, the answer is the run.",
     ),
     "START_UNRESOLVABLE": Problem(
         409,
         "The run was abandoned",
         _SAME,
-        "It started, may have executed, and nobody executes it now. It must be taken over or "
-        "resolved; until then the key answers this. A new key could execute the work twice.",
+        "The run started and may have executed, and no owner holds a lease on it. Another process "
+        "must own it, or an operator must resolve it; until then the key gets this answer. A new "
+        "key could execute the work twice.",
     ),
     "START_ALREADY_SETTLED": Problem(
-        409, "The key is spent", _NEVER, "Its run ended, and the record of it was purged."
+        409,
+        "The run of this key was purged",
+        _NEVER,
+        "The run of this key has ended and was purged. It does not run again.",
     ),
     "OPERATION_ID_CONFLICT": Problem(
-        409, "The key names another start", _NEW, "The key was used with another subject."
+        409, "The key has another subject", _NEW, "The key was used before, with another subject."
     ),
     "RUN_LOOKUP_CONFLICT": Problem(
         409,
-        "The subject's names lead to different runs",
+        "The names of the subject belong to different runs",
         _NEVER,
-        "Start it by one name, or bind the names apart first.",
+        "The change or the names of this subject were used for more than one run. Send a subject "
+        "whose names belong to one run at most.",
     ),
-    # A verb on a run that lost; nothing was written.
+    # A verb on a run was refused; nothing was written.
     "CHANGE_BINDING_NOT_ALLOWED": Problem(
-        409, "The verb lost", _NEVER, "Only a design run with a provisional name takes one change."
+        409,
+        "The run takes no change, or has another one",
+        _NEVER,
+        "A change can be bound only to a design run with a provisional name, and only one.",
     ),
     "CHANGE_RUN_ALREADY_EXISTS": Problem(
-        409, "The verb lost", _NEVER, "The change already has a live design run."
+        409,
+        "The change already has a run",
+        _NEVER,
+        "Another design run of this change has not ended.",
     ),
     "ALREADY_CLAIMED": Problem(
-        409, "The verb lost", _SAME, "Somebody else holds a claim on the run."
+        409, "The run is already claimed", _SAME, "A claim stands on the run."
     ),
     "HEARTBEAT_FRESH": Problem(
-        409, "The verb lost", _SAME, "The run's owner is alive: its lease has not ended."
+        409,
+        "The owner's lease has not ended",
+        _SAME,
+        "The run has an owner, whose lease still holds.",
     ),
     "EVIDENCE_REQUIRED": Problem(
-        409, "The verb lost", _NEVER, "The run has an owner; say why it is believed dead."
+        409,
+        "Evidence about the owner is required",
+        _NEVER,
+        "The run has another owner. The request must say why it is believed dead.",
     ),
     "SNAPSHOT_CHANGED": Problem(
-        409, "The verb lost", _NEVER, "The run is not, or no longer, in a state that admits this."
+        409,
+        "The run is in another state",
+        _NEVER,
+        "The state of the run does not allow this request, or no longer does.",
     ),
     "FENCE_LOST": Problem(
-        409, "The verb lost", _NEVER, "This owner does not hold the run; it must stop its work."
+        409,
+        "This owner does not hold the run",
+        _NEVER,
+        "The run has another owner, or none. This process must stop its work on the run.",
     ),
     "GUARD_FAILED": Problem(
-        409, "The verb lost", _NEVER, "The guard on the cancel request does not hold."
+        409,
+        "The guard on the cancel request failed",
+        _NEVER,
+        "The guard is `present` and no cancel was requested, or it is `absent` and one was.",
     ),
     "HEAD_CHANGED": Problem(
-        409, "The verb lost", _NEVER, "The run's history does not end where the request expects."
+        409,
+        "The history has a later event",
+        _NEVER,
+        "The last event of the run's history is not the `expected_head` of the request.",
     ),
     "ILLEGAL_TRANSITION": Problem(
         409,
-        "The verb lost",
+        "The machine does not allow this move",
         _NEVER,
-        "The run's machine does not move from `from` to `to`, or the run names no machine.",
+        "The run's machine does not move from `from` to `to`, or the run has no machine.",
     ),
     "DELIVERY_REVISION_CONFLICT": Problem(
         409,
-        "The verb lost",
+        "Another delivery is bound here",
         _NEVER,
-        "The gate has another delivery in this revision; what was bound stays.",
+        "This gate and revision already have another delivery binding, which does not change.",
     ),
     "CLAIM_LOST": Problem(
-        409, "The verb lost", _NEVER, "The run is not claimed by this claimant (any more)."
+        409,
+        "This process does not hold the claim",
+        _NEVER,
+        "The run is not claimed by this process, or no longer.",
     ),
     "CLAIM_CHANGED": Problem(
         409,
-        "The verb lost",
+        "The claim has changed",
         _NEVER,
-        "The claimant that is believed dead holds no claim on the run.",
+        "The claimant in the evidence has no claim on the run.",
     ),
     "CLAIM_FRESH": Problem(
-        409, "The verb lost", _SAME, "The claim is younger than the run's lease is long."
+        409, "The claim is too new", _SAME, "The claim is not older than the run's lease length."
     ),
     "LIVENESS_UNCONFIRMED": Problem(
-        409, "The verb lost", _NEVER, "The evidence is missing, or breaks its own rule about hosts."
+        409,
+        "The evidence is missing or not valid",
+        _NEVER,
+        "There is no evidence, or its kind does not fit the host of the owner that it names.",
     ),
-    "TERMINAL": Problem(409, "The verb lost", _NEVER, "The run has ended; its status says how."),
+    "TERMINAL": Problem(
+        409, "The run has ended", _NEVER, "The run has ended. Its status says how."
+    ),
     "ALREADY_REQUESTED": Problem(
-        409, "The verb lost", _NEVER, "A cancel was requested before; the first request is kept."
+        409,
+        "A cancel was requested before",
+        _NEVER,
+        "A cancel was requested before. The first request is kept.",
     ),
     "ALREADY_ACKNOWLEDGED": Problem(
-        409, "The verb lost", _NEVER, "The request was acknowledged before; the first one is kept."
+        409,
+        "The cancel was acknowledged before",
+        _NEVER,
+        "The cancel was acknowledged before. The first acknowledgement is kept.",
     ),
     "CANCEL_NOT_REQUESTED": Problem(
-        409, "The verb lost", _NEVER, "Nobody has requested a cancel of this run."
+        409, "No cancel was requested", _NEVER, "There is no cancel request to acknowledge."
     ),
     "OVERTAKEN": Problem(
         409,
@@ -193,82 +248,95 @@ PROBLEMS = {
         _NEVER,
         "The key that started the run releases or resolves it.",
     ),
-    # A verb on an operation that lost.
+    # A verb on an operation was refused.
     "OPERATION_CONFLICT": Problem(
         409,
-        "The verb lost",
+        "The operation has another payload",
         _NEVER,
-        "The operation was acquired with another payload; another payload is another operation.",
+        "The operation was acquired with another payload. Use another name for another payload.",
     ),
     "OPERATION_ALREADY_RUNNING": Problem(
-        409, "The verb lost", _SAME, "Its lease holds, and the request wants it alone."
+        409,
+        "The operation is already running",
+        _SAME,
+        "The operation's lease holds, and the request is `exclusive`.",
     ),
     "LEASE_FENCED": Problem(
         409,
-        "The verb lost",
+        "This token does not hold the lease",
         _NEVER,
-        "The token does not, or no longer, hold the operation's lease: stop that work, or acquire "
-        "again. A write under a lease that lapsed also marks the operation interrupted.",
+        "The operation's lease has another token, or has ended. Stop the work, or acquire again. "
+        "If the lease had lapsed, the request has also marked the operation interrupted.",
     ),
     # The fence; nothing was written.
     "FENCE_CAS_CONFLICT": Problem(
         409,
-        "The fence is not where the command expects it",
+        "The fence is in another state",
         _NEVER,
-        "Another command moved it; its present state and revision are in the answer.",
+        "The fence is not in the expected state or revision. The answer has the present ones.",
     ),
     "IDEMPOTENCY_KEY_REUSED": Problem(
-        422, "The key names another command", _NEW, "The last transition had this key."
+        422,
+        "The key has another command",
+        _NEW,
+        "The last transition of the fence had this key, and was another command.",
     ),
     # Not now.
     "EXECUTION_FENCED": Problem(
         503,
         "The fence does not admit this work",
         _SAME,
-        "The operator has closed the deployment for it; nothing was written.",
+        "The fence is in a state that does not admit this work; nothing was written.",
     ),
     "EXECUTION_FENCE_UNREADABLE": Problem(
         503,
         "The fence cannot be read",
         _SAME,
-        "Whether the work is admitted cannot be known, so it is not; nothing was written.",
+        "It is not known whether the fence admits the work, so it is refused; nothing was written.",
     ),
     "AUTH_UNCONFIGURED": Problem(
         503,
         "No tokens are configured",
         _SAME,
-        "The deployment has no usable FENCEPOST_TOKENS, so nobody is let in.",
+        "The deployment has no usable FENCEPOST_TOKENS, so every token is refused.",
     ),
     "ROW_CORRUPT": Problem(
         503,
         "A stored row breaks a rule",
         _SAME,
-        "The rule is named, the row's content never; an operator must look.",
+        "A stored row breaks a rule, which the answer names. It never shows the row's content. An "
+        "operator must examine the row.",
     ),
     "SCHEMA_MISMATCH": Problem(
         503,
         "The database has another shape",
         _SAME,
-        "A table is not as this build knows it; the table and, where it is one, the column are "
-        "named. Nothing was written or repaired. An earlier shape is brought forward by the next "
-        "start or fence transition.",
+        "A table is not as this build knows it. The answer names the table and, if it is one, the "
+        "column. Nothing was written or repaired. The next start or fence transition migrates an "
+        "earlier shape.",
     ),
     "CONTENDED": Problem(
-        503, "Others keep winning the race", _SAME, "Nothing was written; send it again."
+        503,
+        "Other requests came first",
+        _SAME,
+        "Other requests wrote first, several times. Nothing was written; send it again.",
     ),
     "STORAGE_REFUSED": Problem(
-        503, "The database did not take the request", _SAME, "Nothing was written."
+        503,
+        "The database refused the request",
+        _SAME,
+        "The database did not execute the request. Nothing was written.",
     ),
     "STORAGE_UNREADABLE": Problem(
-        503, "The database could not be read", _SAME, "Nothing was written, nor was to be."
+        503, "The database could not be read", _SAME, "A read failed; nothing was written."
     ),
     "WRITE_OUTCOME_UNKNOWN": Problem(
         503,
         "It is not known whether the write happened",
         _SAME,
-        "The database's reply was lost. The same request with the same key is safe to send.",
+        "The database's reply was lost. It is safe to send the same request with the same key.",
     ),
-    "INTERNAL": Problem(500, "Internal error", _SAME, "A fault of the service; its log says more."),
+    "INTERNAL": Problem(500, "Internal error", _SAME, "The service failed. Its log has the cause."),
 }
 
 
@@ -281,7 +349,7 @@ def as_markdown() -> str:
         "a caller should do: `same-key`: send the same request with the same key again, after",
         "`Retry-After` seconds where given; `new-key`: this key cannot serve this request;",
         "`never`: this request will not succeed as it is. `CONTENDED`, every 4xx and every 503",
-        "but `WRITE_OUTCOME_UNKNOWN` mean that nothing that was asked for was written.",
+        "but `WRITE_OUTCOME_UNKNOWN` mean that the request was not carried out.",
         "",
         "| code | status | retry | meaning |",
         "|---|---|---|---|",

@@ -1,8 +1,8 @@
-"""Reservations: which run an `Idempotency-Key` means.
+"""Reservations: which run an idempotency key names.
 
-`reserved → started → terminal`; docs/states.md has every way between them. A reservation is
-compared in this order: principal, then target, then fingerprint; another principal learns nothing
-else. No timer ever frees one.
+`reserved → started → terminal`; docs/states.md has every transition. A start is compared with the
+reservation of its key in this order: principal, target, fingerprint. So another principal learns
+only that the key is used. No timer ever frees a key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ReservationState(StrEnum):
 
 
 class Match(StrEnum):
-    """How an attempt compares with the reservation that its key already has."""
+    """The result of comparing a start with the reservation that its key already has."""
 
     SAME = "same"
     OWNER_MISMATCH = "owner_mismatch"
@@ -39,9 +39,10 @@ class Match(StrEnum):
 
 
 class Reservation(NamedTuple):
-    """A row of fencepost_reservations. Times are ms of the database's clock.
+    """A row of fencepost_reservations. Times are milliseconds of the database's clock.
 
-    `claim_nonce` names the attempt that started it. The columns of `principal` are owner_….
+    `claim_nonce` is the token of the attempt that started it. `principal` is stored in the columns
+    owner_….
     """
 
     key: str
@@ -61,7 +62,7 @@ class Reservation(NamedTuple):
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Reservation:
-        """Raises RowCorrupt for a row that breaks a rule; it is never repaired."""
+        """The reservation of a row. Raises RowCorrupt for a row that breaks a rule."""
         check_row(TABLE, _RULES, row)
         return cls(
             row["key"],
@@ -80,7 +81,7 @@ class Reservation(NamedTuple):
         )
 
     def match(self, principal: Principal, target: Target, fingerprint: str) -> Match:
-        """The order is the contract: principal, target, fingerprint."""
+        """Compare, in this order: principal, target, fingerprint."""
         if self.principal != principal:
             return Match.OWNER_MISMATCH
         if self.target != target:
@@ -122,8 +123,8 @@ COLUMNS = (
     " attempt, claim_nonce, outcome, created_at_ms, updated_at_ms, joined, subject_sha256"
 )
 
-# Decides: the key is new, and the fence admits the start. With a :claim_nonce the reservation is
-# born started, which saves the start a second write.
+# Decides: the key is new, and the fence admits the start. With a :claim_nonce the row is inserted
+# as started, which saves a second write.
 _RESERVE = f"""
 INSERT INTO fencepost_reservations ({COLUMNS})
 SELECT :key, :principal_kind, :principal_id, :target_kind, :target_id, :thread_id, :fingerprint,
@@ -145,7 +146,7 @@ def reserve_statement(
     claim_nonce: str | None,
     now_ms: int | None,
 ) -> Statement:
-    """One row back if this very statement made the reservation."""
+    """Returns a row if this statement made the reservation."""
     asked = meaning(key, principal, target, fingerprint)
     return Statement(_RESERVE, **asked, run_id=run_id, claim_nonce=claim_nonce, now_ms=now_ms)
 
@@ -153,7 +154,7 @@ def reserve_statement(
 def meaning(
     key: str, principal: Principal, target: Target, fingerprint: str
 ) -> dict[str, Parameter]:
-    """What a key is to mean, as parameters of the statement that reserves it."""
+    """Key, principal, target and fingerprint, as parameters of the statement that reserves."""
     who = {"principal_kind": principal.kind, "principal_id": principal.id}
     what = {"target_kind": target.kind, "target_id": target.id, "thread_id": target.thread_id}
     return {"key": key, **who, **what, "fingerprint": fingerprint}
@@ -176,7 +177,7 @@ RETURNING run_id
 def start_statement(
     key: str, run_id: str, attempt: int, claim_nonce: str, now_ms: int | None
 ) -> Statement:
-    """One row back if this statement moved reserved → started."""
+    """Returns a row if this statement moved reserved → started."""
     which: dict[str, Parameter] = {"key": key, "run_id": run_id, "attempt": attempt}
     return Statement(_START, **which, claim_nonce=claim_nonce, now_ms=now_ms)
 
@@ -187,12 +188,12 @@ SELECT 1 AS landed FROM fencepost_reservations WHERE key = :key AND claim_nonce 
 
 
 def start_receipt(key: str, claim_nonce: str) -> Statement:
-    """Whether `claim_nonce` names the attempt that started the reservation."""
+    """Returns a row if the attempt `claim_nonce` started the reservation."""
     return Statement(_START_RECEIPT, key=key, claim_nonce=claim_nonce)
 
 
-# Decides: every unsettled reservation of a run that ended becomes terminal; from `reserved`
-# too. Guarded by the token of the write that ended the run.
+# Decides: every unsettled reservation of the run becomes terminal, from `reserved` too. Guarded by
+# the token of the write that ended the run.
 _SETTLE = """
 UPDATE fencepost_reservations
 SET state = 'terminal', outcome = :outcome,
@@ -205,7 +206,7 @@ RETURNING key
 
 
 def settle_statement(run_id: str, token: str, outcome: str) -> Statement:
-    """One row back for each reservation that was settled; none on a repeat."""
+    """Returns a row for each reservation that it settled; none when it is sent again."""
     return Statement(_SETTLE, run_id=run_id, token=token, outcome=outcome)
 
 
@@ -213,12 +214,12 @@ _READ = f"SELECT {COLUMNS} FROM fencepost_reservations WHERE key = :key"
 
 
 def read_statement(key: str) -> Statement:
-    """One row or none, for `from_row`."""
+    """Returns one row or none, for `from_row`."""
     return Statement(_READ, key=key)
 
 
 async def read(db: Database, key: str) -> Reservation | None:
-    """The reservation of `key`; an absent table is an absent row. Writes nothing."""
+    """The reservation of `key`; None if there is none, or no table. Writes nothing."""
     try:
         [result] = await db.read([read_statement(key)])
     except errors.MissingTable:
@@ -234,7 +235,7 @@ def find_statements(key: str, now_ms: int | None) -> list[Statement]:
 async def find(
     db: Database, key: str, viewer: Principal | None, now_ms: int | None = None
 ) -> tuple[Reservation, Run | None]:
-    """The reservation of a key and its run. Raises NotFound, also for another principal's."""
+    """The reservation of a key, and its run. Raises NotFound, also for another principal's."""
     try:
         results = await db.read(find_statements(key, now_ms))
     except errors.MissingTable:
@@ -243,7 +244,7 @@ async def find(
 
 
 def found(results: list[Result], viewer: Principal | None) -> tuple[Reservation, Run | None]:
-    """What `find_statements` returned, or NotFound."""
+    """What `find_statements` found. Raises NotFound if there is no reservation."""
     held_rows, run_rows = results[0].rows, results[1].rows
     if not held_rows:
         raise not_found()
@@ -257,7 +258,7 @@ def not_found() -> errors.NotFound:
     return errors.NotFound("There is no such start.", code="START_NOT_FOUND")
 
 
-# Unsettled and settled reservations have an index each; :run_ids is a JSON array.
+# Unsettled and settled reservations have an index each. :run_ids is a JSON array.
 _FOR_RUNS = f"""
 SELECT {COLUMNS} FROM fencepost_reservations
 WHERE state <> 'terminal' AND run_id IN (SELECT value FROM json_each(:run_ids))
@@ -293,10 +294,10 @@ async def reserve(
 ) -> Reservation | None:
     """Reserve a key without starting it. None when the fence does not admit it.
 
-    The row returned may be an older one, with another run id: compare it with `match`. Does not
-    create tables: only a start does (raises MissingTable).
+    The row returned may be an older one, with another run id: compare it with `match`. Raises
+    MissingTable when there are no tables: only a start creates them.
     """
-    # Nothing started it, so it has no nonce; the run id, minted for this attempt, is its token.
+    # It is not started, so it has no nonce. The run id, made for this attempt, is the token.
     receipt = Statement(_RESERVE_RECEIPT, key=key, run_id=run_id)
     reserve = [reserve_statement(key, principal, target, fingerprint, run_id, None, now_ms)]
     write = writes.Write(reserve, [read_statement(key)], receipt, inserts=True)

@@ -1,9 +1,9 @@
-"""Purging what is past its retention.
+"""Purging runs and keys that are past their retention.
 
-A run that ended longer ago than the run retention goes with its state, events, operations,
-bindings and facts, in one transaction; its reservation stays, restamped, so that the key stays
-spent for the key retention. Never purged: a run that has not ended, an unsettled reservation, the
-audit.
+A run is deleted when it ended longer ago than the run retention, with its state, events,
+operations, bindings and facts, in one transaction. Its reservation is kept with a new time: from
+then the key retention counts, and the key cannot be started again meanwhile. Never purged: a run
+that has not ended, an unsettled reservation, the audit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DAY_MS = 86_400_000
 
 
 class Purged(NamedTuple):
-    """What a purge deleted; `more` if its limit kept it from finishing."""
+    """How much a purge deleted; `more` if it stopped at its limit."""
 
     runs: int
     reservations: int
@@ -30,7 +30,7 @@ class Purged(NamedTuple):
 
 
 # The runs of this chunk: ended before :runs_before_ms, oldest first, at most :size of them. Every
-# statement of the chunk asks the same question of the same transaction; runs go last.
+# statement of the chunk selects the same runs, so the runs themselves are deleted last.
 _DUE_RUNS = """
 SELECT run_id FROM fencepost_runs WHERE finished_at_ms IS NOT NULL
   AND finished_at_ms < :runs_before_ms ORDER BY finished_at_ms LIMIT :size"""
@@ -60,8 +60,8 @@ _DELETE_SUBJECTS = f"DELETE FROM fencepost_subjects WHERE run_id IN ({_DUE_RUNS}
 _DELETE_BINDINGS = f"DELETE FROM fencepost_bindings WHERE run_id IN ({_DUE_RUNS})"
 _DELETE_OPERATIONS = f"DELETE FROM fencepost_operations WHERE run_id IN ({_DUE_RUNS})"
 _DELETE_SNAPSHOTS = f"DELETE FROM fencepost_snapshots WHERE run_id IN ({_DUE_RUNS})"
-# A run that ended with its reservation unsettled (which no path of this build leaves behind)
-# settles it here; either way the key's own retention begins now.
+# The key's retention begins now. If the run ended and its reservation is unsettled, which no path
+# of this build leaves behind, it is settled here.
 _RESTAMP_SETTLED = f"""
 UPDATE fencepost_reservations SET updated_at_ms = MAX(updated_at_ms, :now_ms)
 WHERE state = 'terminal' AND run_id IN ({_DUE_RUNS})
@@ -84,8 +84,8 @@ async def purge(
 ) -> Purged:
     """Delete at most `limit` runs and `limit` reservations that are past their retention.
 
-    In chunks of limits.PURGE_CHUNK_ROWS, each one transaction with its audit row: whatever
-    stops it leaves nothing half-deleted. A missing table means that there is nothing to purge.
+    It works in chunks of limits.PURGE_CHUNK_ROWS. Each chunk is one transaction with its audit
+    row, so a purge that stops leaves no run half-deleted. A missing table has nothing to purge.
     """
     runs = reservations = 0
     try:

@@ -1,4 +1,4 @@
-"""The run row and its rules; every verb on a run takes and gives what is defined here."""
+"""The run row and its rules, and the values that the verbs on a run take and return."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TERMINAL = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED
 
 
 class Outcome(StrEnum):
-    """What became of a verb on a run: the winners, then the losses."""
+    """The result of a verb on a run: first the wins, then the losses."""
 
     CLAIMED = "claimed"
     ACTIVATED = "activated"
@@ -119,7 +119,7 @@ class Lineage(NamedTuple):
 
 
 class MachineState(NamedTuple):
-    """Where the machine that a run names stands, and the code that says why it is there."""
+    """The state of the machine that a run names, and the code (the reason), if any."""
 
     name: str
     state: str
@@ -127,7 +127,7 @@ class MachineState(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A tentative hold on a run that its claimant has not activated yet."""
+    """A tentative hold on a run. `activate` turns it into an ownership."""
 
     owner: Owner
     claimed_at_ms: int
@@ -168,10 +168,10 @@ class VerbResult(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A row of fencepost_runs. Times are ms of the database's clock.
+    """A row of fencepost_runs. Times are milliseconds of the database's clock.
 
-    `state_json` and `result_json` are None where they were not read (lists); `now_ms` is the
-    database's clock at the reading.
+    `state_json` and `result_json` are None where they were not read, as in lists. `now_ms` is the
+    time at which the row was read.
     """
 
     run_id: str
@@ -214,12 +214,12 @@ class Run(NamedTuple):
 
     @property
     def lease_is_fresh(self) -> bool:
-        """A lease that ends exactly now is fresh."""
+        """Whether the lease has not ended. One that ends in this millisecond has not."""
         return self.lease_expires_at_ms is not None and self.now_ms <= self.lease_expires_at_ms
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Run:
-        """Raises RowCorrupt for a row that breaks a rule; it is never repaired."""
+        """The run of a row. Raises RowCorrupt for a row that breaks a rule; none is repaired."""
         check_row(TABLE, _RULES, row)
         owner, claimant, lineage = _owner(row, "owner"), _owner(row, "claim"), row["lineage_id"]
         return cls(

@@ -1,7 +1,6 @@
-"""Runs as they are stored: reading them, listing them, waiting for their end.
+"""Reading runs, listing them, waiting for their end; and the batch that every verb on a run uses.
 
-The row itself is defined in `runs`. Who may own one, and for how long, is `ownership`; moving
-one along its life is `transition`.
+`runs` defines the row, `ownership` and `claims` who may own it, `transition` how it moves.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fencepost.storage.d1 import Database, Result
 from fencepost.storage.rows import Row
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
-# A principal sees its own runs; without a viewer (scope `operate`) all are seen.
+# A principal sees its own runs. Without a viewer (scope `operate`) all runs are visible.
 VISIBLE = "(:viewer_kind IS NULL OR (principal_kind = :viewer_kind AND principal_id = :viewer_id))"
 
 _READ = f"""
@@ -30,17 +29,17 @@ WHERE run_id = :run_id AND {VISIBLE}
 
 
 def read_statement(run_id: str, viewer: Principal | None, now_ms: int | None = None) -> Statement:
-    """One row or none, for `Run.from_row`. `viewer` None sees every principal's runs."""
+    """Returns one row or none, for `Run.from_row`. `viewer` None sees every run."""
     return Statement(_READ, run_id=run_id, **scope(viewer), now_ms=now_ms)
 
 
 def scope(viewer: Principal | None) -> dict[str, str | None]:
-    """The parameters of VISIBLE; None sees every principal's runs."""
+    """The parameters of VISIBLE. `viewer` None sees every principal's runs."""
     kind, id = (None, None) if viewer is None else viewer
     return {"viewer_kind": kind, "viewer_id": id}
 
 
-# Shows the run of a key; the reservation itself says who may see it.
+# The run of a key. Who may see it is checked by the principal of the reservation.
 _READ_BY_KEY = f"""
 SELECT run.*, content.state, content.result, COALESCE(:now_ms, {NOW_MS}) AS now_ms
 FROM fencepost_reservations JOIN fencepost_runs AS run USING (run_id)
@@ -50,12 +49,12 @@ WHERE key = :key
 
 
 def read_by_key(key: str, now_ms: int | None = None) -> Statement:
-    """The run that a key means, of whatever principal: one row or none, for `Run.from_row`."""
+    """The run of a key, of any principal. Returns one row or none, for `Run.from_row`."""
     return Statement(_READ_BY_KEY, key=key, now_ms=now_ms)
 
 
 async def read(db: Database, run_id: str, viewer: Principal | None) -> Run:
-    """The run with state and result. Raises NotFound, also for another principal's run."""
+    """The run, with state and result. Raises NotFound, also for another principal's run."""
     try:
         [result] = await db.read([read_statement(run_id, viewer)])
     except errors.MissingTable:
@@ -64,7 +63,7 @@ async def read(db: Database, run_id: str, viewer: Principal | None) -> Run:
 
 
 def found(result: Result) -> Run:
-    """The run in what a read statement returned, or NotFound."""
+    """The run that a read statement returned. Raises NotFound if there is none."""
     if not result.rows:
         raise not_found()
     return Run.from_row(result.rows[0])
@@ -75,7 +74,7 @@ def not_found() -> errors.NotFound:
 
 
 async def wait_for_end(db: Database, run_id: str, viewer: Principal | None, wait_s: float) -> Run:
-    """The run once it ended, or as it is after `wait_s` seconds."""
+    """The run, once it has ended or `wait_s` seconds have passed. Raises NotFound."""
     patience = Patience(wait_s)
     run = await read(db, run_id, viewer)
     while not run.ended and await patience.pause():
@@ -84,7 +83,7 @@ async def wait_for_end(db: Database, run_id: str, viewer: Principal | None, wait
 
 
 class Patience:
-    """Ever longer pauses (limits.WAIT_PAUSES_S) that add up to `total_s` seconds."""
+    """Pauses (limits.WAIT_PAUSES_S) that grow and add up to `total_s` seconds."""
 
     def __init__(self, total_s: float, gone: Callable[[], bool] = lambda: False) -> None:
         self._left_s = total_s
@@ -93,7 +92,7 @@ class Patience:
         self._pause_s = 0.0
 
     async def pause(self) -> bool:
-        """Sleep a little; False, at once, when patience has run out."""
+        """Sleep for the next pause. False, at once, when the time is used up."""
         if self._left_s <= 0 or self._gone():
             return False
         self._pause_s = next(self._pauses_s, self._pause_s)
@@ -133,10 +132,11 @@ async def page(
     after: tuple[str, str, str] | None,
     limit: int,
 ) -> list[Run]:
-    """Runs without state and result, oldest first; of all principals and one status: grouped
-    by principal. `after` is (principal kind, principal id, run id) of the last run seen.
+    """At most `limit` runs, without state and result, oldest first.
 
-    A keyset page: runs that come or go meanwhile move no other run. Not a point in time.
+    With a status, and for all principals, they are grouped by principal. `after` is (principal
+    kind, principal id, run id) of the last run seen. A keyset page: new or deleted runs do not
+    shift the others. Not guaranteed: that all pages show the same point in time.
     """
     try:
         [result] = await db.read([_page_statement(viewer, status, after or ("", "", ""), limit)])
@@ -174,7 +174,7 @@ WHERE EXISTS (
 
 
 def write_receipt(run_id: str, token: str, sequence: int | None = None) -> Statement:
-    """The receipt of a write to a run; `sequence` is that of its event, if it has one."""
+    """The receipt of a write to a run. `sequence`: that of its event, if it has one."""
     return Statement(_RECEIPT, run_id=run_id, token=token, sequence=sequence)
 
 

@@ -1,6 +1,6 @@
 """The start: reservation, run, owner and first snapshot, in one D1 round trip.
 
-Exactly one start per key: the reservation is inserted as `started` by whoever comes first, in
+Exactly one start per key: the reservation is inserted as `started` by the first request, in
 the same transaction as its run. Every other request reads those rows, and `decision.decide` picks
 its answer. No timer ever frees a key.
 """

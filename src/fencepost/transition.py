@@ -1,4 +1,4 @@
-"""Moving a run along its life: the owner checkpoints it, suspends it, ends it."""
+"""Transitions: the owner of a run checkpoints it, suspends it, ends it, or moves its machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 
 class Transition(NamedTuple):
-    """What an owner asks of its run. JSON texts of None leave what is stored.
+    """The transition that an owner asks for. `state_json` None keeps the stored state.
 
     `result_json` belongs to an end. `cancel_requested` is a guard: the transition happens only
     if a cancel request is absent, or present. `move` moves the machine that the run names; its
@@ -36,7 +36,7 @@ class Transition(NamedTuple):
     head_hint: Head | None = None
 
     def params(self) -> dict[str, Parameter]:
-        """What the transition of the run row binds of it."""
+        """Values that the UPDATE of the run row binds."""
         state, code = (None, None) if self.move is None else self.move
         return {
             **holder(self.owner, self.generation),
@@ -48,7 +48,7 @@ class Transition(NamedTuple):
         }
 
     def event(self, head: Head) -> Event:
-        """The event that records it; state and result by digest."""
+        """The event that records it, with the SHA-256 of state and result."""
         payload: dict[str, Any] = {"from": "running", "to": str(self.to)}
         if self.move is not None:
             payload["machine"] = self.move.as_json()
@@ -58,9 +58,9 @@ class Transition(NamedTuple):
         return journal.next_event(head, "state-transitioned", payload)
 
 
-# Decides: the run is running, this owner holds it, its history ends where the caller thinks,
-# the guard on cancellation holds, the run's machine (if it names one) admits the move, or has
-# ended when the run is to be completed, and the fence admits existing work.
+# Decides: the run is running; this owner holds it; its history ends at the expected event; the
+# guard on cancellation holds; the run's machine, if any, admits the move, and has ended if the run
+# is to be completed; and the fence admits existing work.
 _TRANSITION = f"""
 UPDATE fencepost_runs SET
   status = :to,
@@ -108,7 +108,7 @@ def transition_statements(
     token: str,
     now_ms: int | None,
 ) -> list[Statement]:
-    """The transition and all that goes with it; the first returns one row if it won."""
+    """The whole transition, as one batch. The first statement returns a row if it won."""
     event = change.event(head)
     write: dict[str, Parameter] = {"run_id": run_id, "token": token}
     asked = {**scope(viewer), **change.params(), "now_ms": now_ms}

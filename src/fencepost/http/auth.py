@@ -1,8 +1,8 @@
-"""Bearer tokens: who sends a request, and what it may do (design 11).
+"""Bearer tokens: who sends a request, and what it may do.
 
 Tokens are stored as SHA-256 in the secret FENCEPOST_TOKENS, a JSON list of
 `{"sha256": hex of the token, "principal": {"kind", "id"}, "scopes": [...]}`. Several tokens may
-name one principal: rotating a token changes nothing about its runs.
+name one principal, so a token can be replaced without losing access to its runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
 
 
 class TokenEntry(NamedTuple):
-    """What one token stands for."""
+    """The principal and the scopes of one token."""
 
     sha256: bytes
     principal: Principal
@@ -32,9 +32,10 @@ class TokenEntry(NamedTuple):
 
 
 def admit(request: Request, scopes: tuple[str, ...]) -> None:
-    """Sets the request's principal and scopes. Raises AuthError unless one of `scopes` is there.
+    """Set the request's principal and scopes.
 
-    401 without a known token, 403 SCOPE_MISSING, 503 AUTH_UNCONFIGURED.
+    Raises AuthError: 401 without a known token, 403 SCOPE_MISSING without one of `scopes`, and
+    503 AUTH_UNCONFIGURED.
     """
     grant = authenticate(request.header("authorization"), request.setting("FENCEPOST_TOKENS"))
     request.principal, request.scopes = grant.principal, grant.scopes
@@ -48,8 +49,8 @@ def admit(request: Request, scopes: tuple[str, ...]) -> None:
 def authenticate(header: str | None, tokens: str | None) -> TokenEntry:
     """The grant of the token in an `Authorization` header. Raises AuthError.
 
-    Every stored token is compared, in constant time. Without a usable configuration nobody
-    gets in: AUTH_UNCONFIGURED (503).
+    Every stored token is compared, in constant time. Without a usable configuration every request
+    is refused: AUTH_UNCONFIGURED (503).
     """
     grants = _configured(tokens)
     match = _BEARER.fullmatch(header or "")
@@ -61,13 +62,13 @@ def authenticate(header: str | None, tokens: str | None) -> TokenEntry:
         if hmac.compare_digest(grant.sha256, sent):
             granted = grant
     if granted is None:
-        raise errors.AuthError("The token is not one of this service's.")
+        raise errors.AuthError("This service does not know the token.")
     return granted
 
 
 @functools.lru_cache(maxsize=1)
 def _parse(tokens: str) -> tuple[TokenEntry, ...] | None:
-    """The grants of a configuration, or None where any part of it is not understood."""
+    """The grants of a configuration; None if any part of it is not valid."""
     try:
         return tuple(_grant(entry) for entry in json.loads(tokens))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -93,7 +94,7 @@ def _configured(tokens: str | None) -> tuple[TokenEntry, ...]:
     grants = _parse(tokens) if tokens else None
     if not grants:
         raise errors.AuthError(
-            "This deployment has no usable FENCEPOST_TOKENS, so nobody is let in.",
+            "This deployment has no usable FENCEPOST_TOKENS, so it refuses every token.",
             code="AUTH_UNCONFIGURED",
         )
     return grants

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def _proof(value: Any, name: str) -> str | None:
-    """Canonical JSON, so that equal proofs are equal texts; null is none."""
+    """Canonical JSON, so that equal proofs are equal texts. None for null."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -71,7 +71,7 @@ def _bindings(value: Any, name: str) -> list[Binding]:
         raise ValueError(f"{name!r} is a list of 1 to {limits.BINDINGS_MAX} bindings.")
     found = [_BINDING.read(item, f"{name}[{index}]") for index, item in enumerate(value)]
     if len({binding.place for binding in found}) < len(found):
-        raise ValueError(f"{name!r} names a gate and a revision twice.")
+        raise ValueError(f"{name!r} has two bindings with the same gate and revision.")
     return found
 
 
@@ -98,7 +98,7 @@ BINDINGS = Form(
                     "maxItems": limits.BINDINGS_MAX,
                 },
             ),
-            about="No gate and revision twice. All of them are bound, or none.",
+            about="No two with the same gate and revision. All of them are bound, or none.",
         ),
         "expected_head": EXPECTED_HEAD,
     },
@@ -110,7 +110,7 @@ AFTER_PLACE = queries.page((queries.POSITION, queries.TEXT))
 
 
 async def post_bindings(request: Request, body: BindingsBody) -> Reply[shown.BoundJson]:
-    """Bind deliveries to the run: all of them or none, and each once."""
+    """Bind deliveries to a run: all of them, or none."""
     result, held = await bindings.bind(
         request.db,
         request.params["run_id"],
@@ -135,7 +135,7 @@ async def post_bindings(request: Request, body: BindingsBody) -> Reply[shown.Bou
 
 
 async def list_bindings(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.BindingJson]]:
-    """What was delivered, by revision and gate."""
+    """List the delivery bindings of a run, by revision and gate."""
     run_id, viewer, after = request.params["run_id"], request.viewer, page.cursor or (0, "")
     found = await bindings.page(request.db, run_id, viewer, after, page.limit)
     cursor = queries.next_cursor(page, found, lambda bound: (str(bound.revision), bound.gate))

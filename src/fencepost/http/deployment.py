@@ -1,4 +1,4 @@
-"""The deployment: fence, inventory, purge, audit, health, and the documents about the service."""
+"""The deployment: fence, inventory, purge, audit, health, and the service's documents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _fence_transition(
 ) -> FenceCommand:
     to = FenceState(next)
     if (to is FenceState.PROOF_ONLY) != (proof_key is not None):
-        raise errors.InvalidRequest("A 'proof_key' belongs to 'next' = 'proof-only' alone.")
+        raise errors.InvalidRequest("A 'proof_key' is only for 'next' = 'proof-only'.")
     return FenceCommand(FenceState(expected), to, revision, proof_key)
 
 
@@ -69,7 +69,7 @@ DEEP = Form(
     },
 )
 
-# A cursor of each length that a category has.
+# A cursor shape for each number of keys that a category has.
 IN_CATEGORY = queries.page(
     *{
         len(category.keys): (queries.TEXT,) * len(category.keys)
@@ -81,13 +81,13 @@ IN_CATEGORY = queries.page(
 
 
 async def get_fence(request: Request, _: None) -> Reply[shown.FenceJson]:
-    """The fence."""
+    """Read the fence."""
     gate = await fence.read(request.db)
     return Reply(200, _fence_json(gate, secrets="operate" in request.scopes))
 
 
 async def post_fence_transition(request: Request, command: FenceCommand) -> Reply[shown.FenceJson]:
-    """Move the fence, if it is where the command expects it."""
+    """Move the fence to another state, if it is in the expected state."""
     command = command._replace(key=queries.COMMAND_KEY.of(request))
     outcome, gate = await fence.transition(request.db, request.sender, command)
     if outcome is FenceOutcome.MOVED:
@@ -106,7 +106,7 @@ async def post_fence_transition(request: Request, command: FenceCommand) -> Repl
 
 
 def _fence_json(gate: Fence, *, secrets: bool) -> shown.FenceJson:
-    """The fence; its proof key is a `secret` that only operators see."""
+    """The fence. Only with `secrets` (scope `operate`) it has the proof key."""
     body: shown.FenceJson = {
         "state": gate.state,
         "revision": gate.revision,
@@ -118,11 +118,11 @@ def _fence_json(gate: Fence, *, secrets: bool) -> shown.FenceJson:
     return body
 
 
-# --- What is owed, and what is over ------------------------------------------------------
+# --- Inventory, purge, audit -------------------------------------------------------------
 
 
 async def get_inventory(request: Request, _: None) -> Reply[shown.ItemsJson[shown.WorkJson]]:
-    """How much work each category holds."""
+    """Count the work that a drain must wait for, by category."""
     found = await inventory.counts(Reader(request.db))
     items: list[shown.WorkJson] = [
         {
@@ -137,13 +137,13 @@ async def get_inventory(request: Request, _: None) -> Reply[shown.ItemsJson[show
 
 
 async def get_inventory_category(request: Request, asked: Page) -> Reply[shown.InventoryPageJson]:
-    """The work of one category that a drain waits for."""
+    """List the work of one category that a drain must wait for."""
     category = inventory.CATEGORIES.get(request.params["category"])
     if category is None:
         names = ", ".join(inventory.CATEGORIES)
         raise errors.NotFound(f"There is no such category; there are: {names}.")
     if asked.cursor is not None and len(asked.cursor) != len(category.keys):
-        raise errors.InvalidRequest("Query parameter cursor is not one that this list gave out.")
+        raise errors.InvalidRequest("Query parameter cursor is not a cursor of this list.")
     page = await inventory.page(Reader(request.db), category, asked.cursor, asked.limit)
     body: shown.InventoryPageJson = {
         "items": [_owed_json(item) for item in page.items],
@@ -155,7 +155,7 @@ async def get_inventory_category(request: Request, asked: Page) -> Reply[shown.I
 
 
 def _owed_json(item: Owed | Corrupt) -> Any:
-    """A run, a reservation or an operation; a row that breaks a rule is named by it."""
+    """A run, a reservation or an operation; or a row that breaks a rule, with the rule."""
     if isinstance(item, Corrupt):
         return {item.column: item.value, "corrupt": item.rule}
     if isinstance(item, Reservation):
@@ -170,7 +170,7 @@ def _owed_json(item: Owed | Corrupt) -> Any:
 
 
 async def post_purge(request: Request, limit: int) -> Reply[shown.PurgedJson]:
-    """Delete what is past its retention, by hand."""
+    """Delete runs and keys that are past their retention."""
     kept = settings.retention(request.setting)
     purged = await retention.purge(request.db, request.sender, kept, limit)
     runs, reservations, more = purged
@@ -178,7 +178,7 @@ async def post_purge(request: Request, limit: int) -> Reply[shown.PurgedJson]:
 
 
 async def list_audit(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.EntryJson]]:
-    """Who did what, and why, in order."""
+    """List the audit: who did what, when and why."""
     [after] = page.cursor or (0,)
     entries = await audit.page(request.db, after, page.limit)
     cursor = queries.next_cursor(page, entries, lambda entry: (str(entry.sequence),))
@@ -202,7 +202,7 @@ def _entry_json(entry: Entry) -> shown.EntryJson:
 
 
 async def get_health(request: Request, deep: bool) -> Reply[shown.HealthJson]:
-    """Without a token and without D1; `?deep=1` reads the fence, with scope `read`."""
+    """Check the service, without a token and without D1; `?deep=1` also reads the fence."""
     body: shown.HealthJson = {"status": "ok", "version": fencepost.__version__}
     if deep:
         auth.admit(request, ("read",))
@@ -211,19 +211,19 @@ async def get_health(request: Request, deep: bool) -> Reply[shown.HealthJson]:
 
 
 async def get_error_docs(request: Request, _: None) -> Reply[str]:
-    """The problem codes, as Markdown."""
+    """Read the list of problem codes (Markdown)."""
     return Reply(200, problems.as_markdown(), content_type="text/markdown; charset=utf-8")
 
 
 async def get_openapi(request: Request, _: None) -> Reply[str]:
-    """This document."""
+    """Read this document (OpenAPI 3.1)."""
     from fencepost.http import openapi
 
     return Reply(200, openapi.text())
 
 
 async def get_docs(request: Request, _: None) -> Reply[str]:
-    """This document, as a page that needs no network."""
+    """Read this document as an HTML page, which loads nothing else."""
     from fencepost.http import docs_page
 
     headers = {"Content-Security-Policy": docs_page.POLICY}

@@ -1,7 +1,7 @@
-"""The API document as one HTML page: no script, no picture, nothing from anywhere else.
+"""The API document as one HTML page, without scripts, pictures or other files.
 
-Made of the document alone, and all text in it is escaped. The policy lets a browser load
-nothing, not even from here.
+The page is made from the document only, and all text in it is escaped. Its Content-Security-Policy
+lets a browser load nothing.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _schemas(document: Json, *, problems: bool) -> Iterable[str]:
 
 
 def _members(schema: Json, problem: bool) -> str:
-    """A table of an object's members; of a problem those that are its own."""
+    """A table of an object's members. Of a problem: without those that all problems have."""
     required = schema.get("required", [])
     rows = [
         f'<tr><td><code>{escape(name)}</code></td><td class="q">'
@@ -158,7 +158,7 @@ def _members(schema: Json, problem: bool) -> str:
 
 
 def _schema(schema: Json | bool) -> str:
-    """A schema in a line."""
+    """A schema on one line."""
     if isinstance(schema, bool) or not schema:
         return "nothing" if schema is False else "any JSON"
     if "$ref" in schema:
@@ -193,5 +193,5 @@ def _paragraph(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Escaped; `code` as such."""
+    """The text escaped, with `code` as HTML code."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))

@@ -1,7 +1,4 @@
-"""What passes between the runtime and the handlers: a request, a reply, and the route between.
-
-No JavaScript in any of them.
-"""
+"""A request, a reply, and a route: what `server` and the handlers exchange. No JavaScript."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Request:
-    """One HTTP request. `header` takes any case of a name; the body is read on demand, once.
+    """One HTTP request. `header` ignores the case of a name. The body can be read once.
 
     `gone` says whether the client has hung up, where the runtime knows it.
-    `params`, `principal`, `scopes` and `named` (the headers that the route declares, read) are
-    set by the dispatch before a handler runs.
+    `server.answer` sets `params`, `principal`, `scopes` and `named` (the values of the headers
+    that the route declares) before the handler runs.
     """
 
     method: str
@@ -40,21 +37,22 @@ class Request:
 
     @property
     def sender(self) -> Principal:
-        """The principal of a request that was authenticated."""
+        """The principal. Only after the request was authenticated."""
         assert self.principal is not None
         return self.principal
 
     @property
     def viewer(self) -> Principal | None:
-        """Whose runs this request may see: its principal's, or everybody's (None)."""
+        """The principal whose runs this request may see; None for every principal's."""
         return None if "operate" in self.scopes else self.principal
 
 
 @dataclass(slots=True)
 class Reply(Generic[T]):
-    """A status, a body (JSON, or a str as it is) and headers; `run_id` is for the log line.
+    """A status, a body (a JSON value, or a str that is sent unchanged) and headers.
 
-    The API document shows the type of the body that a handler says it replies with.
+    `run_id` is for the log line. The API document shows the body's type from the annotation of
+    the handler.
     """
 
     status: int
@@ -66,7 +64,7 @@ class Reply(Generic[T]):
 
 
 class Header(NamedTuple, Generic[T]):
-    """A header of a request: how it is read, also where it is absent, and its JSON Schema."""
+    """A request header: how it is read (None if it is absent), and its JSON Schema."""
 
     name: str
     read: Callable[[str | None], T]
@@ -75,18 +73,18 @@ class Header(NamedTuple, Generic[T]):
     about: str
 
     def of(self, request: Request) -> T:
-        """The value that the request has. The route must declare the header."""
+        """The value in this request. The route must declare the header."""
         value: T = request.named[self.name]
         return value
 
 
 class Route(NamedTuple, Generic[T]):
-    """A method and a path, who may use it, what it takes and what it answers.
+    """A method, a path, the scopes that may use it, what it takes, and what it answers.
 
-    `scopes`: any one of them admits; none means that no token is needed. `headers` are read
-    first; `takes` then reads the query of a GET, or the body of a POST, and the handler is given
-    the result. The rest is for the API document: the problem codes that the route has beyond
-    those that every route of its kind has (see `openapi`), the statuses of success, the headers
+    `scopes`: one of them is enough; with none, no token is needed. `headers` are read first. Then
+    `takes` reads the query of a GET or the body of a POST, and its result is passed to the
+    handler. The rest is for the API document: the problem codes of this route beyond those of
+    every route of its kind (see `openapi.problems_of`), the statuses of success, and the headers
     and the media type of the answer.
     """
 

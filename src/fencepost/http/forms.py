@@ -1,8 +1,8 @@
-"""JSON bodies and queries: each is read by the declaration that the API document shows.
+"""Reads JSON bodies and queries. The API document shows the same declarations.
 
-A `Parser` reads one value and knows its JSON Schema; a `Form` is a parser of objects, member by
-member. Unknown members are refused. Errors say which member is wrong and what it should be,
-never what it was. The values that several routes share are in `values`.
+A `Parser` reads one value and has its JSON Schema. A `Form` reads an object, member by member, and
+refuses unknown members. Errors say which member is wrong and what it must be, never the value that
+was sent. `values` has the parsers that several routes use.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parser(Generic[T]):
-    """How a value is read, and its JSON Schema, in which a Form or a Parser stands for its own.
+    """How a value is read, and its JSON Schema.
 
-    `read` takes the value and the name to complain about; it raises ValueError with a sentence.
-    What has a `name` the document describes once, under that name.
+    Inside `schema`, a Form or Parser means its own schema. `read` takes the value and its name for
+    error messages; it raises ValueError with a sentence. With a `name`, the document has the
+    schema once, under that name.
     """
 
     read: Callable[[Any, str], T]
@@ -32,7 +33,7 @@ class Parser(Generic[T]):
 
 
 class Member(NamedTuple):
-    """A member of a form. Without a default it is required; `about` is for the document."""
+    """A member of a form, required unless it has a default. `about` is for the document."""
 
     parser: Parser[Any] | Form[Any]
     default: Any = ...
@@ -40,10 +41,10 @@ class Member(NamedTuple):
 
 
 class Form(Generic[T]):
-    """An object with known members, and what is made of them.
+    """An object with known members, and the value that is made of them.
 
-    `make` takes the members by name; its ValueErrors are complaints, too. `rules` are further
-    keywords of its schema: what `make` demands of several members at once.
+    `make` takes the members by name. A ValueError from it is shown to the client. `rules` are more
+    keywords of the schema: the conditions of `make` on several members at once.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Form(Generic[T]):
         ]
 
     def read(self, value: Any, name: str) -> T:
-        """What the object says. Raises InvalidRequest."""
+        """The value of an object. Raises InvalidRequest."""
         if not isinstance(value, dict):
             raise errors.InvalidRequest(f"{_where(name)} is not a JSON object.")
         taken = self.take(value, name)
@@ -73,7 +74,7 @@ class Form(Generic[T]):
         return self._made(taken)
 
     def take(self, members: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """The known members, read. Raises InvalidRequest."""
+        """The known members, each read by its parser. Raises InvalidRequest."""
         taken = {}
         try:
             for member, read, default in self._plan:
@@ -88,7 +89,7 @@ class Form(Generic[T]):
         return taken
 
     def parse(self, data: bytes) -> T:
-        """A body. Raises InvalidRequest, also for what is no JSON in the sense of `strictjson`."""
+        """The value of a body. Raises InvalidRequest, also for JSON that `strictjson` refuses."""
         try:
             value = strictjson.loads(data)
         except ValueError as error:
@@ -96,7 +97,7 @@ class Form(Generic[T]):
         return self.read(value, "")
 
     def query(self, query: Mapping[str, str]) -> T:
-        """A query string, in which unknown parameters are ignored. Raises InvalidRequest."""
+        """The value of a query. Unknown parameters are ignored. Raises InvalidRequest."""
         return self._made(self.take(query, ""))
 
     def _made(self, taken: dict[str, Any]) -> T:

@@ -1,4 +1,4 @@
-"""History: the events of a run, adding one, binding a change, the integrity of it all."""
+"""History: listing a run's events, appending one, binding a change, checking integrity."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ EVENT = Form(
     {
         "type": Member(
             Parser(_type, {**IDENTIFIER.schema, "not": {"enum": sorted(journal.PRODUCT_TYPES)}}),
-            about="Not one that only the service itself appends.",
+            about="Not a type that only the service itself appends.",
         ),
         "payload": Member(Parser(_payload, stored_json(limits.PAYLOAD_BYTES_MAX).schema), {}),
         "owner": Member(OWNER, None, "Named, it must hold the run."),
@@ -75,7 +75,7 @@ BIND_CHANGE = Form(
 
 
 async def list_events(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.EventJson]]:
-    """The events of a run, in order."""
+    """List the events of a run, in order."""
     [after] = page.cursor or (0,)
     run, found = await events.page(
         request.db, request.params["run_id"], request.viewer, after, page.limit
@@ -97,7 +97,7 @@ def _event_json(event: Event, created_at_ms: int) -> shown.EventJson:
 
 
 async def post_event(request: Request, addition: Append) -> Reply[shown.AppendedJson]:
-    """Add an event of the caller's."""
+    """Append an event to the history of a run."""
     try:
         result, stored = await events.append(
             request.db, request.params["run_id"], request.viewer, addition
@@ -123,7 +123,7 @@ _UNKNOWN_WITHOUT_HEAD = (
 
 
 async def post_bind_change(request: Request, body: BindChangeBody) -> Reply[shown.VerbAnswerJson]:
-    """Name the change that a provisional design run turned out to be."""
+    """Bind a change to a design run that was started by a provisional name."""
     run_id = request.params["run_id"]
     return outcomes.verb_reply(
         await subjects.bind_change(
@@ -138,7 +138,7 @@ async def post_bind_change(request: Request, body: BindChangeBody) -> Reply[show
 
 
 async def get_integrity(request: Request, _: None) -> Reply[shown.IntegrityJson]:
-    """Whether anybody has altered the history: every hash is computed again."""
+    """Check the history of a run: compute every hash again, and compare it with the run."""
     found = await events.integrity(request.db, request.params["run_id"], request.viewer)
     body: shown.IntegrityJson = {
         "intact": found.intact,

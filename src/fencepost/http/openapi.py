@@ -1,9 +1,9 @@
-"""The API document (OpenAPI 3.1), made of the route table: it shows what is parsed and proved.
+"""The API document (OpenAPI 3.1), generated from the route table.
 
-Bodies and queries come from the forms that read them, answers from the types that the handlers
-say they reply with, which the type checker proves; the rest of a route's answers is in its row of
-the table, or follows from its kind (`problems_of`). A test holds every answer of the suite to it.
-Runs when the document is asked for, never for another request.
+Bodies and queries come from the forms that read them. Answers come from the return types of the
+handlers, which the type checker checks. Problem codes come from the route, or from its kind
+(`problems_of`). A test compares every answer of the test suite with the document. It is generated
+only when it is requested.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _HEADERS: dict[str, tuple[Json, str]] = {
     "WWW-Authenticate": ({"const": "Bearer"}, "What is asked for."),
 }
 _ALWAYS = ("Cache-Control", "Server-Timing")
-# Headers of refusals, by their statuses.
+# Headers of refusals, and the statuses that have them.
 _GIVEN_WITH = {"Allow": (405,), "Retry-After": (409, 503), "WWW-Authenticate": (401,)}
 
 _DOCUMENTED = {"shown": representations}
@@ -95,9 +95,10 @@ def document(routes: Iterable[Route[Any]]) -> Json:
 
 
 def problems_of(route: Route[Any]) -> list[str]:
-    """The codes that a route can answer, in the order of PROBLEMS: its own, and by rule those
-    of paths, of tokens and the database behind them, of queries and bodies, of writes, and of
-    the fence, which gates all work.
+    """The problem codes that a route can answer, in the order of PROBLEMS.
+
+    Its own codes; and those that follow from its path, its scopes, its query or body, from
+    writing, and from being gated by the fence.
     """
     codes = {"INTERNAL", *route.problems}
     codes |= {
@@ -185,7 +186,7 @@ def _headers(*names: str) -> Json:
 
 
 def _refusals(route: Route[Any]) -> Json:
-    """By status. What is but one code is described once, under its name."""
+    """The refusals by status. A status with a single code refers to a shared response."""
     by_status: dict[int, list[str]] = {}
     for code in problems_of(route):
         by_status.setdefault(PROBLEMS[code].status, []).append(code)
@@ -211,7 +212,7 @@ def _refusal(status: int, codes: list[str]) -> Json:
 
 
 def _problem(code: str, schemas: Schemas) -> Json:
-    """The document of one code: RFC 9457, `code` and `retry`, and what this code adds."""
+    """The schema of one code: RFC 9457, `code`, `retry`, and the members of this code."""
     problem = PROBLEMS[code]
     fixed = {
         "type": f"/docs/errors#{code}",
@@ -240,14 +241,15 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 class Schemas:
-    """JSON Schemas (2020-12) of forms, parsers and types. `named` collects those that have a name,
-    each once; the rest is written where it stands.
+    """JSON Schemas (2020-12) of forms, parsers and types.
+
+    `named` collects each schema that has a name once; the others are written in place.
     """
 
     def __init__(self) -> None:
         self.named: dict[str, Json] = {}
 
-    # --- What comes in -------------------------------------------------------------------
+    # --- Requests -----------------------------------------------------------------------
 
     def of_parser(self, parser: Parser[Any] | Form[Any]) -> Json:
         if not parser.name:
@@ -262,7 +264,7 @@ class Schemas:
         return schema
 
     def of_member(self, member: Member) -> Json:
-        """The schema of a member of a form, with its default and what is said about it."""
+        """The schema of a form's member, with its default and its description."""
         schema = self.of_parser(member.parser)
         said = " ".join(filter(None, (member.about, schema.get("description"))))
         if said:
@@ -281,7 +283,7 @@ class Schemas:
         return {**schema, **self._resolved(form.rules)}
 
     def _resolved(self, schema: Any) -> Any:
-        """A schema without the forms and parsers that stand for theirs in it."""
+        """A schema in which forms and parsers are replaced by their schemas."""
         if isinstance(schema, Form | Parser):
             return self.of_parser(schema)
         if isinstance(schema, list):
@@ -292,10 +294,10 @@ class Schemas:
         reference = found.get("$ref")
         return {**found, **reference} if isinstance(reference, dict) else found
 
-    # --- What goes out -------------------------------------------------------------------
+    # --- Answers ------------------------------------------------------------------------
 
     def of_type(self, hint: Any) -> Json:
-        """The schema of a type as `representations` writes them."""
+        """The schema of a type in `representations`."""
         origin, args = get_origin(hint), get_args(hint)
         if hint is Any:
             return {}
@@ -319,7 +321,7 @@ class Schemas:
         return self._reference(_name(hint), lambda: self.of_members(hint))
 
     def of_members(self, typed_dict: Any, item: Any = None) -> Json:
-        """The schema of a TypedDict; `item` is what a generic one is about."""
+        """The schema of a TypedDict; `item` is the argument of a generic one."""
         properties, required = {}, []
         for name, hint in get_type_hints(typed_dict, include_extras=True).items():
             if get_origin(hint) is NotRequired:
@@ -332,7 +334,7 @@ class Schemas:
         return self._object(properties, required, typed_dict.__doc__ or "")
 
     def _any_of(self, schemas: list[Json]) -> Json:
-        """Of one schema and null the one, made nullable; else `anyOf`."""
+        """One schema or null: that schema, made nullable. Otherwise `anyOf`."""
         if len(schemas) == 2 and schemas[1] == {"type": "null"}:
             schema = schemas[0]
             if isinstance(schema.get("type"), str):

@@ -1,4 +1,4 @@
-"""Operations: acquiring a step of a run, holding it, ending it, looking at it."""
+"""Operations: acquiring a step of a run, renewing its lease, ending it, reading it."""
 
 from __future__ import annotations
 
@@ -47,13 +47,15 @@ def _acquire(
     exclusive: bool,
 ) -> AcquireBody:
     if preempt and exclusive:
-        raise errors.InvalidRequest("'preempt' and 'exclusive' do not go together.")
+        raise errors.InvalidRequest("'preempt' and 'exclusive' cannot both be true.")
     fingerprint = payload or journal.digest(None)
     return AcquireBody(owner, generation, ttl_ms, fingerprint, preempt, exclusive)
 
 
 _BY = {"owner": BY_OWNER, "generation": GENERATION}
-_TTL_MS = Member(integer(1, limits.OPERATION_TTL_MS_MAX), about="How long the lease holds.")
+_TTL_MS = Member(
+    integer(1, limits.OPERATION_TTL_MS_MAX), about="How long the lease holds, in milliseconds."
+)
 _TOKEN = Member(OWNER_FIELD, about="The token of the lease.")
 
 ACQUIRE = Form(
@@ -81,7 +83,7 @@ ACQUIRE = Form(
 
 
 class HeldBody(NamedTuple):
-    """What the holder of a lease sends; `outcome` is JSON text."""
+    """The body of the holder of a lease. `outcome` is JSON text."""
 
     owner: Owner
     generation: int | None
@@ -103,7 +105,7 @@ COMMIT = Form(
 
 
 async def post_acquire(request: Request, body: AcquireBody) -> Reply[shown.StepAnswerJson]:
-    """Lease an operation, or learn its outcome."""
+    """Lease an operation, or read its committed outcome."""
     result = await leases.acquire(
         request.db,
         _step(request, body),
@@ -116,31 +118,31 @@ async def post_acquire(request: Request, body: AcquireBody) -> Reply[shown.StepA
 
 
 async def post_renew(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
-    """Let the lease hold for `ttl_ms` from now on, or as long as before."""
+    """Let the lease hold for `ttl_ms` milliseconds from now; it never gets shorter."""
     step = _step(request, body)
     return _reply(request, await leases.renew(request.db, step, body.token, body.ttl_ms))
 
 
 async def post_assert(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
-    """Whether the lease holds."""
+    """Check that the lease holds."""
     step = _step(request, body)
     return _reply(request, await leases.assert_held(request.db, step, body.token))
 
 
 async def post_commit(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
-    """Store the outcome, which stays as long as the run, and end the lease."""
+    """Store the outcome, which is kept as long as the run, and end the lease."""
     step = _step(request, body)
     return _reply(request, await leases.commit(request.db, step, body.token, body.outcome))
 
 
 async def post_interrupt(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
-    """End the lease without an outcome."""
+    """End the lease without an outcome; the operation can be acquired again."""
     step = _step(request, body)
     return _reply(request, await leases.interrupt(request.db, step, body.token))
 
 
 async def get_operation(request: Request, _: None) -> Reply[shown.SeenOperationJson]:
-    """The operation and its lease."""
+    """Read an operation and its lease."""
     run_id, id = request.params["run_id"], request.params["op"].lower()
     found = await operations.read(request.db, run_id, request.viewer, id)
     body: shown.SeenOperationJson = {
@@ -151,14 +153,14 @@ async def get_operation(request: Request, _: None) -> Reply[shown.SeenOperationJ
 
 
 def _step(request: Request, body: AcquireBody | HeldBody) -> Step:
-    """Whose step it is."""
+    """The step that the path and the owner name."""
     params = request.params
     id = params["op"].lower()
     return Step(params["run_id"], request.viewer, body.owner, id, body.generation)
 
 
 def _lease_json(operation: Operation) -> shown.LeaseJson | None:
-    """The lease of an operation that runs."""
+    """The lease of a running operation; else None."""
     if operation.lease_expires_at_ms is None:
         return None
     return {"token": operation.lease_token, "expires_at_ms": operation.lease_expires_at_ms}
@@ -184,7 +186,7 @@ def _reply(request: Request, result: StepResult) -> Reply[shown.StepAnswerJson]:
 
 
 def _loss(result: StepResult) -> errors.Conflict:
-    """A verb that lost: 409, the outcome named, the operation without its lease's token."""
+    """The 409 of a loss, with the outcome, and the operation without its lease's token."""
     outcome, found, beaten_by = result
     code, retry_after_s = outcome.upper(), None
     if outcome is StepOutcome.OPERATION_ALREADY_RUNNING and found and found.lease_expires_at_ms:

@@ -1,4 +1,4 @@
-"""What an outcome answers: decisions of a start and outcomes of verbs, as replies and errors."""
+"""The replies and errors for the decisions of a start and the outcomes of verbs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def start_reply(attempt: Attempt, decision: Decision, seen: Seen) -> Reply[shown.StartAnswerJson]:
-    """201 for a start of now, 200 for one's own retry or a replay. Raises the refusals."""
+    """201 for a new start, 200 for a retry by the same owner or a replay; raises the refusals."""
     if decision is Decision.STARTED:
         reply = _start_body("started", seen)
         reply.status = 201 if seen.created else 200
@@ -35,7 +35,7 @@ def start_reply(attempt: Attempt, decision: Decision, seen: Seen) -> Reply[shown
         raise seen.gate.refusal()
     if decision is Decision.LOOKUP_CONFLICT:
         raise Conflict(
-            "The names of this subject lead to different runs. Nothing was written.",
+            "The names of this subject belong to different runs. Nothing was written.",
             code="RUN_LOOKUP_CONFLICT",
         )
     assert seen.reservation is not None
@@ -70,7 +70,7 @@ def _owner_mismatch(held: Reservation) -> FencepostError:
 
 def _target_mismatch(held: Reservation) -> FencepostError:
     return Conflict(
-        "This key was used for another target. That start is unharmed.",
+        "This key was used for another target. Nothing was written.",
         code="START_TARGET_MISMATCH",
         target=serialize.target_json(held.target),
     )
@@ -78,21 +78,21 @@ def _target_mismatch(held: Reservation) -> FencepostError:
 
 def _input_mismatch(held: Reservation) -> FencepostError:
     return Conflict(
-        "This key was used with another input or lineage. That start is unharmed.",
+        "This key was used with another input or lineage. Nothing was written.",
         code="START_INPUT_MISMATCH",
     )
 
 
 def _subject_mismatch(held: Reservation) -> FencepostError:
     return Conflict(
-        "This key was used with another subject. That start is unharmed.",
+        "This key was used with another subject. Nothing was written.",
         code="OPERATION_ID_CONFLICT",
     )
 
 
 def _already_settled(held: Reservation) -> FencepostError:
     return Conflict(
-        "The run of this key has ended and its record was purged; it will not run again.",
+        "The run of this key has ended and was purged. It does not run again.",
         code="START_ALREADY_SETTLED",
         run_id=held.run_id,
     )
@@ -159,7 +159,7 @@ def _pending(held: Reservation, run: Run | None) -> Conflict:
 
 
 def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply[shown.SettledJson]:
-    """A start that was released or resolved."""
+    """The reply for a start that was released or resolved."""
     body: shown.SettledJson = {
         "outcome": outcome,
         "reservation": serialize.reservation_json(held),

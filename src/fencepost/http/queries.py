@@ -1,4 +1,4 @@
-"""What a request says outside its body: headers and queries, read into values."""
+"""Reads headers and query parameters into values."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ T = TypeVar("T")
 def idempotency_key(header: str | None) -> str:
     """The key in an `Idempotency-Key` header: an RFC 8941 String, or the bare key.
 
-    Raises IdempotencyKeyError: IDEMPOTENCY_KEY_MISSING for none, IDEMPOTENCY_KEY_INVALID for
-    two headers (they arrive joined by a comma), and for anything outside the grammar.
+    Raises IdempotencyKeyError: IDEMPOTENCY_KEY_MISSING without a header, IDEMPOTENCY_KEY_INVALID
+    for two headers (they arrive joined by a comma) and for a text outside the grammar.
     """
     if header is None:
         raise errors.IdempotencyKeyError(
@@ -82,7 +82,7 @@ PREFER_WAIT = Header(
 
 
 def query_integer(low: int, high: int) -> Parser[int]:
-    """An integer query parameter; one above `high` is taken as `high`."""
+    """A parser of an integer query parameter. A value above `high` is read as `high`."""
 
     def read(text: str, name: str) -> int:
         if not re.fullmatch(r"[0-9]{1,4}", text) or int(text) < low:
@@ -95,14 +95,14 @@ def query_integer(low: int, high: int) -> Parser[int]:
 
 
 class Key(NamedTuple):
-    """One of the strings of a cursor: how it is read, and what it looks like, as JSON."""
+    """One of the strings of a cursor: how it is read, and its pattern as JSON."""
 
     read: Callable[[str], Any]
     pattern: str
 
 
 def _position(text: str) -> int:
-    """A sequence number; −1 stands for what comes before the first."""
+    """A sequence number; −1 is the position before the first."""
     if not re.fullmatch(r"-1|[0-9]{1,15}", text):
         raise ValueError
     return int(text)
@@ -113,7 +113,7 @@ def _is_text(key: Any) -> bool:
 
 
 POSITION = Key(_position, "(?:-1|[0-9]{1,15})")
-# Without NUL and lone surrogates, which `json.dumps` never gives out.
+# Without NUL and lone surrogates, which no stored text has.
 TEXT = Key(
     str,
     r"(?:[ !#-\[\]-\x7f]|\\[\"\\bfnrt]|\\u(?!0000|[dD][89a-fA-F])[0-9a-fA-F]{4}"
@@ -122,12 +122,12 @@ TEXT = Key(
 
 
 def cursor_text(keys: tuple[str, ...] | None) -> str | None:
-    """The text that a cursor of a query reads."""
+    """The text of a cursor, as `cursor` reads it."""
     return None if keys is None else json.dumps(keys, separators=(",", ":"))
 
 
 def cursor(*shapes: tuple[Key, ...]) -> Parser[tuple[Any, ...] | None]:
-    """Where a list goes on: a JSON array of strings, in one of these shapes."""
+    """A parser of cursors: a JSON array of strings, in one of these shapes."""
     keys_of = {len(shape): shape for shape in shapes}
 
     def read(text: str, name: str) -> tuple[Any, ...] | None:
@@ -162,14 +162,14 @@ NO_QUERY: Form[None] = Form("", lambda: None, {})
 
 
 class Page(NamedTuple):
-    """Which page of a list: at most `limit` items, after the position in `cursor`, if any."""
+    """A page of a list: at most `limit` items, after the position in `cursor`, if any."""
 
     limit: int
     cursor: Any
 
 
 class AnyPage(Protocol):
-    """The page of a list that may take more than a `Page` does."""
+    """A `Page`, or a value that has more members than it."""
 
     @property
     def limit(self) -> int: ...
@@ -178,7 +178,7 @@ class AnyPage(Protocol):
 def next_cursor(
     page: AnyPage, found: Sequence[T], keys: Callable[[T], tuple[str, ...]]
 ) -> str | None:
-    """Where the list goes on after `found`; a page that is not full is the last."""
+    """The cursor of the next page; None if `found` is the last page, as it is not full."""
     return cursor_text(keys(found[-1])) if len(found) == page.limit else None
 
 
@@ -188,7 +188,7 @@ LIMIT = Member(
 
 
 def page(*shapes: tuple[Key, ...]) -> Form[Page]:
-    """The query of a list whose cursors have one of these shapes."""
+    """The form of a list's query. Its cursors have one of these shapes."""
     return Form("", Page, {"limit": LIMIT, "cursor": Member(cursor(*shapes), None)})
 
 

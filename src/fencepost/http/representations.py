@@ -1,8 +1,8 @@
-"""The JSON of every answer, as types: what the API document shows and the type checker proves.
+"""The JSON of every answer, as types, for the type checker and for the API document.
 
-Nothing here exists at run time until the document is asked for: others import this module for
-their annotations alone. In an `Annotated`, a parser or form says what JSON Schema to show. The
-document names a type without its ending `Json`.
+Other modules import it for annotations only, so it is loaded only when the document is requested.
+The JSON Schema of an `Annotated` type is that of its parser or form. The document shows the name
+of a type without its ending `Json`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class ItemsJson(TypedDict, Generic[T]):
-    """A page of a list. `cursor` asks for the next one; null when this is the last."""
+    """A page of a list. `cursor` is for the next page; null on the last page."""
 
     items: list[T]
     cursor: str | None
@@ -73,15 +73,15 @@ LineageJson = Annotated[LineageMembers, values.LINEAGE]
 
 
 class ClaimJson(TypedDict):
-    """A tentative hold on a run that its claimant has not activated yet."""
+    """A tentative hold on a run. `activate` turns it into an ownership."""
 
     owner: OwnerJson
     claimed_at_ms: Ms
 
 
 class MachineJson(TypedDict):
-    """Where the machine that a run names stands, and the code that says why, if there is one.
-    It may be the machine of another build.
+    """The state of the run's machine, and the code (the reason), if there is one. The machine may
+    be one of another build.
     """
 
     name: Identifier
@@ -90,7 +90,7 @@ class MachineJson(TypedDict):
 
 
 class RunSummaryJson(TypedDict):
-    """A run without its state and result, as lists and losses show it."""
+    """A run without its state and result, as in lists and refusals."""
 
     run_id: Identifier
     status: RunStatus
@@ -112,7 +112,7 @@ class RunSummaryJson(TypedDict):
 
 
 class RunJson(RunSummaryJson):
-    """One execution of a target. `generation` is its fencing token: pass it on to what it calls."""
+    """One execution of a target. `generation` is its fencing token."""
 
     state: Any
     result: Any
@@ -169,7 +169,7 @@ class PrincipalJson(TypedDict):
 
 
 class ReservationJson(TypedDict):
-    """Which run a key means."""
+    """Which run a key names."""
 
     key: Identifier
     owner: PrincipalJson
@@ -183,7 +183,7 @@ class ReservationJson(TypedDict):
 
 
 class StartAnswerJson(TypedDict):
-    """`started`: execute it now. `replayed`: this is what became of it."""
+    """`started`: execute the run now. `replayed`: the run that the key already has."""
 
     outcome: Literal["started", "replayed"]
     reservation: ReservationJson
@@ -210,8 +210,8 @@ class SettledJson(TypedDict):
 
 
 class EventJson(TypedDict):
-    """`hash` is SHA-256 over RFC 8785 JSON of sequence, type, payload and prior_hash. As it is
-    stored, also where somebody has altered it.
+    """`hash` is SHA-256 over RFC 8785 JSON of sequence, type, payload and prior_hash. The event is
+    shown as it is stored, unchecked.
     """
 
     sequence: int
@@ -229,7 +229,7 @@ class AppendedJson(TypedDict):
 
 
 class BrokenJson(TypedDict):
-    """Where a history first breaks, and the rule; without a sequence it is the run row."""
+    """The first rule that is broken, and at which event; without a sequence, by the run row."""
 
     sequence: Count | None
     rule: str
@@ -251,7 +251,7 @@ class BindingJson(TypedDict):
 
 
 class BoundJson(TypedDict):
-    """`bound`, or `replayed` where all of them were bound before."""
+    """`bound`, or `replayed` if all of them were bound before."""
 
     outcome: Win
     bindings: list[BindingJson]
@@ -264,7 +264,7 @@ Shown = Annotated[str, one_of(*OperationState, "lapsed")]
 
 
 class OperationJson(TypedDict):
-    """A step of a run. `outcome` is null also while there is none: `state` says which."""
+    """A step of a run. `outcome` is null until `state` is `committed`, and may be null then too."""
 
     id: Annotated[str, OPERATION_ID]
     kind: str
@@ -279,7 +279,7 @@ class LeaseJson(TypedDict):
 
 
 class StepAnswerJson(TypedDict):
-    """A verb on an operation that won, the operation afterwards, and the lease, if it runs."""
+    """The outcome of a verb, the operation afterwards, and the lease of a running operation."""
 
     outcome: StepWin
     operation: OperationJson
@@ -305,7 +305,7 @@ class FenceJson(TypedDict):
 
 
 class WorkJson(TypedDict):
-    """How much work of a category there is: counted to 1,000, and `more` if there is more."""
+    """How much work a category has: counted up to 1,000; `more` if there is more."""
 
     category: str
     kind: str
@@ -314,14 +314,14 @@ class WorkJson(TypedDict):
 
 
 class OwedOperationJson(OperationJson):
-    """An operation that runs, or whose lease lapsed."""
+    """An operation that is running, or whose lease has lapsed."""
 
     run_id: Identifier
     lease_expires_at_ms: Ms | None
 
 
 class CorruptJson(TypedDict):
-    """A row that breaks the named rule: it counts as work."""
+    """A row that breaks a rule. It counts as work."""
 
     corrupt: str
     run_id: NotRequired[str]
@@ -333,7 +333,7 @@ Owed = RunSummaryJson | ReservationJson | OwedOperationJson | CorruptJson
 
 
 class InventoryPageJson(TypedDict):
-    """`count` and `more`, of the whole category, are on the first page alone."""
+    """`count` and `more` are of the whole category, and on the first page only."""
 
     items: list[Owed]
     cursor: str | None
@@ -342,7 +342,7 @@ class InventoryPageJson(TypedDict):
 
 
 class PurgedJson(TypedDict):
-    """What a purge deleted; `more` if its limit kept it from finishing."""
+    """How much a purge deleted; `more` if it stopped at its limit."""
 
     runs: Count
     reservations: Count
@@ -350,7 +350,7 @@ class PurgedJson(TypedDict):
 
 
 class EntryJson(TypedDict):
-    """What somebody did, and why."""
+    """An act of an operator, and the reason."""
 
     action: str
     principal: PrincipalJson
@@ -362,7 +362,7 @@ class EntryJson(TypedDict):
 
 
 class HealthJson(TypedDict):
-    """`fence` where it was asked for."""
+    """`fence` is there only with `?deep=1`."""
 
     status: Literal["ok"]
     version: str
@@ -374,7 +374,7 @@ class HealthJson(TypedDict):
 
 
 class RunLoss(TypedDict):
-    """The run that the verb lost, as it is; null where there is none any more."""
+    """The present run; null if there is none any more."""
 
     outcome: str
     run: RunSummaryJson | None
@@ -394,14 +394,14 @@ class JoinedLoss(RunLoss):
 
 
 class StepLoss(TypedDict):
-    """The operation that the verb lost, as it is; null where there is none."""
+    """The present operation; null if there is none."""
 
     outcome: str
     operation: OperationJson | None
 
 
 class AnyLoss(TypedDict):
-    """Of a verb on a run, or of one on an operation."""
+    """Of a verb on a run, or on an operation."""
 
     outcome: str
     run: NotRequired[RunSummaryJson | None]
@@ -410,13 +410,13 @@ class AnyLoss(TypedDict):
 
 
 class DeliveryLoss(RunLoss):
-    """What is bound already, in which revision of which gate."""
+    """The binding that is stored for this gate and revision."""
 
     gate: Annotated[str, one_of(*GATES)]
     revision: Annotated[int, POSITIVE]
 
 
-# With a member that is no name in Python.
+# Not as a class: one member is a Python keyword.
 MoveLoss = TypedDict(
     "MoveLoss",
     {

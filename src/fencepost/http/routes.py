@@ -1,4 +1,4 @@
-"""The route table, put together from the resources, and finding a route in it."""
+"""The route table, from the routes of each resource, and finding a route in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fencepost.http.values import IDENTIFIER, OPERATION_ID, one_of
 from fencepost.identifiers import is_identifier, is_operation_id
 from fencepost.problems import PROBLEMS
 
-# The type checker has looked at each with its own type; from here on it is any.
+# The type checker checks each route with its own type, where the route is defined.
 ROUTES: tuple[Route[Any], ...] = (
     *starts.ROUTES,
     *runs.ROUTES,
@@ -26,8 +26,8 @@ ROUTES: tuple[Route[Any], ...] = (
 
 
 class PathParameter(NamedTuple):
-    """What a pattern has in braces. A text that `is_one` refuses names nothing: `absent` is the
-    code of that answer. `parser` and `about` are for the API document.
+    """A parameter in a path pattern. If `is_one` refuses its text, the answer is 404 with the code
+    `absent`. `parser` and `about` are for the API document.
     """
 
     is_one: Callable[[str], bool]
@@ -56,9 +56,9 @@ _SEGMENTS = tuple((route, route.pattern.split("/")) for route in ROUTES)
 
 
 def find(method: str, path: str) -> tuple[Route[Any], dict[str, str]]:
-    """The route of a request and its path parameters, not yet checked.
+    """The route of a request and its path parameters, which are not checked yet.
 
-    Raises NotFound for an unknown path, and 405 with Allow for an unknown method.
+    Raises NotFound for an unknown path, and InvalidRequest (405, with Allow) for another method.
     """
     segments = path.split("/")
     allowed = []
@@ -91,7 +91,7 @@ def _match(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
 
 
 def check_params(params: dict[str, str]) -> None:
-    """Raises NotFound for a parameter that can name nothing."""
+    """Raises NotFound for a path parameter outside its grammar."""
     for name, value in params.items():
         parameter = PATH_PARAMETERS[name]
         if not parameter.is_one(value):

@@ -1,4 +1,4 @@
-"""Runs: looking at them, owning one, moving one along its life, cancelling it, its lineage."""
+"""Runs: reading, owning, claiming, transitions, cancelling, and lineages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class RunsPage(NamedTuple):
-    """Which page of runs: as `queries.Page`, and only those of one status, if any."""
+    """A page as `queries.Page`; with a status, only the runs with this status."""
 
     limit: int
     cursor: Any
@@ -96,13 +96,13 @@ EVIDENCE = Form(
             COUNT, None, "The heartbeat that was looked at; given, it must still be the run's."
         ),
     },
-    about="Why the present owner is believed dead. Its host is the sender's own for "
-    "same-host-pid-dead, and another one for cross-host-unreachable-stale.",
+    about="Why the present owner is believed dead. For same-host-pid-dead its host must be the "
+    "sender's; for cross-host-unreachable-stale it must be another host.",
 )
 
 
 class VerbBody(NamedTuple):
-    """Who asks, and what the verb takes besides."""
+    """The owner who asks, and the other members of a verb's body."""
 
     owner: Owner
     generation: int | None = None
@@ -158,7 +158,7 @@ _GUARD: Form[Literal["absent", "present"]] = Form(
     "Guard",
     lambda cancel_requested: cancel_requested,
     {"cancel_requested": Member(one_of("absent", "present"))},
-    about="The transition happens only if a request for a cancel is absent, or present.",
+    about="The transition happens only if a cancel request is absent, or present.",
 )
 
 
@@ -175,18 +175,18 @@ def _transition(
 ) -> Transition:
     status, move = _movement(machine, code, to)
     if result is not None and status not in TERMINAL:
-        raise errors.InvalidRequest("A 'result' belongs to completed, failed or cancelled.")
+        raise errors.InvalidRequest("A 'result' is only for completed, failed or cancelled.")
     return Transition(owner, status, state, result, guard, expected_head, move, generation)
 
 
 def _movement(state: str | None, code: str | None, to: str | None) -> tuple[RunStatus, Move | None]:
-    """Where a transition leads: `to`, or `machine` (with its `code`), or both.
+    """The status and the move that `to`, or `machine` (with its `code`), or both ask for.
 
-    A `machine` alone keeps the run running, or ends it in the status that the state stands for.
+    With `machine` alone the run stays running, or ends in the status of that final state.
     """
     if code is not None and state not in machines.CODED:
         coded = ", ".join(sorted(machines.CODED))
-        raise errors.InvalidRequest(f"A 'code' belongs to a 'machine' of {coded}.")
+        raise errors.InvalidRequest(f"A 'code' is only for a 'machine' of {coded}.")
     if state is None:
         if to is None:
             raise errors.InvalidRequest("The body lacks the member 'to'.")
@@ -251,11 +251,11 @@ TRANSITION = Form(
     "why; a run is completed with a machine that has ended.",
 )
 
-# --- Looking -----------------------------------------------------------------------------
+# --- Reading -----------------------------------------------------------------------------
 
 
 async def get_run(request: Request, wait_s: int) -> Reply[shown.RunJson]:
-    """A run, with state and result; with `wait`, once it ended."""
+    """Read a run, with state and result; with `Prefer: wait=N`, wait for its end."""
     run = await snapshot.wait_for_end(request.db, request.params["run_id"], request.viewer, wait_s)
     return Reply(200, serialize.run_json(run), run_id=run.run_id)
 
@@ -263,7 +263,7 @@ async def get_run(request: Request, wait_s: int) -> Reply[shown.RunJson]:
 async def list_runs(
     request: Request, page: RunsPage
 ) -> Reply[shown.ItemsJson[shown.RunSummaryJson]]:
-    """The runs that the caller may see, oldest first."""
+    """List the runs that the caller may see, oldest first."""
     runs = await snapshot.page(request.db, request.viewer, page.status, page.cursor, page.limit)
     cursor = queries.next_cursor(page, runs, lambda run: (*run.principal, run.run_id))
     return _page(runs, cursor)
@@ -275,7 +275,7 @@ def _page(runs: list[Run], cursor: str | None) -> Reply[shown.ItemsJson[shown.Ru
 
 
 async def list_ownership(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.FactJson]]:
-    """Who owned a run, and when."""
+    """List who owned a run, and when."""
     run_id, viewer = request.params["run_id"], request.viewer
     [after] = page.cursor or (0,)
     facts = await ownership.facts(request.db, run_id, viewer, after, page.limit)
@@ -300,19 +300,19 @@ def _principal_json(principal: Principal) -> shown.PrincipalJson:
 
 
 async def get_lineage(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.RunSummaryJson]]:
-    """The rounds of one logical run."""
+    """List the rounds of a run's lineage."""
     run_id, viewer = request.params["run_id"], request.viewer
     runs = await lineage.page(request.db, run_id, viewer, page.cursor, page.limit)
     return _page(runs, queries.next_cursor(page, runs, _round))
 
 
 def _round(run: Run) -> tuple[str, str]:
-    """A run without a lineage comes before the first round."""
+    """The cursor of a round. A run without a lineage comes before the first round."""
     return str(run.lineage.round if run.lineage else -1), run.run_id
 
 
 async def get_latest(request: Request, _: None) -> Reply[shown.RunJson]:
-    """The last round of a run's lineage."""
+    """Read the last round of a run's lineage."""
     run = await lineage.latest(request.db, request.params["run_id"], request.viewer)
     return Reply(200, serialize.run_json(run), run_id=run.run_id)
 
@@ -321,7 +321,7 @@ async def get_latest(request: Request, _: None) -> Reply[shown.RunJson]:
 
 
 def _by_owner(request: Request, body: VerbBody) -> tuple[Database, str, Principal | None, Owner]:
-    """The first arguments of every verb of an owner."""
+    """The first arguments of every verb that an owner sends."""
     return request.db, request.params["run_id"], request.viewer, body.owner
 
 
@@ -338,7 +338,7 @@ async def post_own(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJs
 
 
 async def post_heartbeat(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
-    """Renew the lease."""
+    """Renew the lease of a run that the caller owns."""
     return outcomes.verb_reply(
         await ownership.heartbeat(
             *_by_owner(request, body), generation=body.generation, lease_ms=body.lease_ms
@@ -347,14 +347,14 @@ async def post_heartbeat(request: Request, body: VerbBody) -> Reply[shown.VerbAn
 
 
 async def post_reconfirm(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
-    """Renew the lease, by a process that is not sure whether it still holds the run."""
+    """Renew the lease, and learn whether the caller still owns the run."""
     return outcomes.verb_reply(
         await ownership.reconfirm(*_by_owner(request, body), generation=body.generation)
     )
 
 
 async def post_claim(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
-    """Hold a run that waits for an owner, for `activate`."""
+    """Claim a run that waits for an owner; `activate` then makes the caller its owner."""
     return outcomes.verb_reply(
         await claims.claim(
             *_by_owner(request, body),
@@ -372,7 +372,7 @@ async def post_activate(request: Request, body: VerbBody) -> Reply[shown.VerbAns
 
 
 async def post_steal(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
-    """Claim a run from an owner that is believed dead."""
+    """Claim a running run whose owner is believed dead."""
     return outcomes.verb_reply(await claims.steal(*_by_owner(request, body), body.evidence))
 
 
@@ -396,7 +396,7 @@ async def post_recover(request: Request, body: VerbBody) -> Reply[shown.VerbAnsw
 
 
 async def post_transition(request: Request, change: Transition) -> Reply[shown.VerbAnswerJson]:
-    """Checkpoint, suspend or end a run that the caller owns; move its machine."""
+    """Checkpoint, suspend or end a run that the caller owns, or move its machine."""
     run_id = request.params["run_id"]
     result = await transition.transition(request.db, run_id, request.viewer, change)
     if result.outcome is Outcome.ILLEGAL_TRANSITION:
@@ -414,7 +414,7 @@ async def post_cancel(request: Request, _: None) -> Reply[shown.VerbAnswerJson]:
 
 
 async def post_acknowledge_cancel(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
-    """The owner has seen the request for a cancel."""
+    """Record that the owner has seen the cancel request."""
     return outcomes.verb_reply(
         await cancellation.acknowledge(*_by_owner(request, body), generation=body.generation)
     )

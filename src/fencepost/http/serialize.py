@@ -31,7 +31,7 @@ def run_json(run: Run, *, content: Literal[True] = True) -> shown.RunJson: ...
 @overload
 def run_json(run: Run, *, content: Literal[False]) -> shown.RunSummaryJson: ...
 def run_json(run: Run, *, content: bool = True) -> shown.RunJson | shown.RunSummaryJson:
-    """A run; without `content`, state and result are left out (lists, losses)."""
+    """A run. Without `content` it has no state and result (lists, refusals)."""
     claim, rounds = run.claim, run.lineage
     shape: shown.RunSummaryJson = {
         "run_id": run.run_id,
@@ -66,7 +66,7 @@ def _claim_json(claim: Claim) -> shown.ClaimJson:
 
 
 def _machine_json(machine: MachineState | None) -> shown.MachineJson | None:
-    """The code only while there is one."""
+    """With a code only if there is one."""
     if machine is None:
         return None
     shape: shown.MachineJson = {"name": machine.name, "state": machine.state}
@@ -83,7 +83,7 @@ def _stored(name: str, text: str | None, table: str = "fencepost_snapshots") -> 
 
 
 def operation_json(operation: Operation, *, state: str | None = None) -> shown.OperationJson:
-    """An operation. `outcome` is null also while there is none: `state` says which."""
+    """An operation. `outcome` is null until it is committed, and may be null then too."""
     return {
         "id": operation.id,
         "kind": operation.kind,
@@ -94,7 +94,7 @@ def operation_json(operation: Operation, *, state: str | None = None) -> shown.O
 
 
 def seen_operation_json(operation: Operation) -> shown.OperationJson:
-    """An operation as a reader finds it: one whose lease lapsed is shown as lapsed."""
+    """An operation for readers. One whose lease has lapsed has the state `lapsed`."""
     return operation_json(operation, state="lapsed" if operation.lapsed else None)
 
 

@@ -1,8 +1,8 @@
-"""The HTTP surface: the runtime's request in, the runtime's response out.
+"""The HTTP surface: from the runtime's request to the runtime's response.
 
-`serve` turns the runtime's request into a `Request`, answers it (route, token, parameters, body,
-handler; errors become problem documents, RFC 9457), writes one structured log line, and turns the
-`Reply` into the runtime's response.
+`serve` makes a `Request` of the runtime's request, answers it, writes one log line (JSON), and
+makes the runtime's response of the `Reply`. `answer` takes these steps: route, token, path
+parameters, headers, query or body, handler. Errors become problem documents (RFC 9457).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fencepost.identifiers import Principal
 from fencepost.storage.d1 import Database, SchemaMemory
 from fencepost.storage.event_loop import promptly
 
-# What `json.dumps` would make anew for each text.
+# Made once. `json.dumps` would make an encoder for each call.
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-# An isolate has one binding DB, so it has one memory of that database's schema.
+# An isolate has one binding `DB`, so one memory of its schema is enough.
 _SCHEMA = SchemaMemory()
 
 
@@ -59,8 +59,10 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
 
 
 async def _explained(request: Request, failure: errors.FencepostError) -> errors.FencepostError:
-    """The mismatch behind a column that is not there, which says that nothing was written; a row
-    that lacks one may be what a write returned.
+    """The SchemaMismatch that caused a missing column, if it is sure that nothing was written.
+
+    A SchemaMismatch says that nothing was written. A ColumnAbsent of a POST stays as it is: the
+    row may have been returned by a write.
     """
     if isinstance(failure, errors.ColumnAbsent) and request.method != "GET":
         return failure
@@ -68,7 +70,7 @@ async def _explained(request: Request, failure: errors.FencepostError) -> errors
 
 
 def problem_reply(error: errors.FencepostError) -> Reply[Any]:
-    """The problem document of an error; `code` and `retry` tell a client what to do next."""
+    """The problem document of an error, with `code` and `retry` (docs/errors.md)."""
     problem = error.problem
     body = {
         "type": f"/docs/errors#{error.code}",
@@ -90,7 +92,7 @@ def problem_reply(error: errors.FencepostError) -> Reply[Any]:
 
 
 def log_line(request: Request, reply: Reply[Any], pattern: str | None, elapsed_ms: float) -> str:
-    """One JSON line a request: never a token, an input or a state."""
+    """One JSON line for a request. It never holds a token, an input or a state."""
     principal = request.principal
     return _dumps(
         {
@@ -107,7 +109,7 @@ def log_line(request: Request, reply: Reply[Any], pattern: str | None, elapsed_m
     )
 
 
-# --- To and from the runtime -------------------------------------------------------------
+# --- The runtime: JavaScript -------------------------------------------------------------
 
 
 class _Javascript(NamedTuple):
@@ -121,7 +123,7 @@ class _Javascript(NamedTuple):
 
 @functools.cache
 def _javascript() -> _Javascript:
-    """What a request needs of JavaScript, fetched once."""
+    """The JavaScript functions that a request needs, fetched once."""
     from js import JSON, Response, console
     from pyodide.ffi import jsnull, to_js
 
@@ -129,7 +131,7 @@ def _javascript() -> _Javascript:
 
 
 async def serve(js_request: Any, env: Any) -> Any:
-    """Answer a runtime request with a runtime response, and log one line about it."""
+    """Answer a runtime request with a runtime response, and log one line."""
     started = time.perf_counter()
     request = _receive(js_request, env)
     reply, pattern = await answer(request)
@@ -138,7 +140,7 @@ async def serve(js_request: Any, env: Any) -> Any:
 
 
 async def purge(env: Any) -> None:
-    """What the cron trigger does: one purge, as the principal system:cron, and a log line."""
+    """One purge for the cron trigger, as the principal system:cron, and one log line."""
     db = Database(env.DB, _SCHEMA)
     kept = settings.retention(lambda name: getattr(env, name, None))
     purged = await retention.purge(db, Principal("system", "cron"), kept, limits.PURGE_ROWS_DEFAULT)
@@ -171,7 +173,7 @@ def _receive(js_request: Any, env: Any) -> Request:
 
 
 async def _read_body(js_request: Any, length: str | None) -> bytes:
-    """The body, refused (413) before or as soon as it is known to be too large."""
+    """The body. Raises InvalidRequest (413) as soon as it is known to be too large."""
     if length is not None and length.isdecimal():
         if int(length) > limits.BODY_BYTES_MAX:
             raise _too_large()
@@ -213,7 +215,7 @@ def _send(reply: Reply[Any], db: Database) -> Any:
     if not isinstance(body, str):
         body = _dumps(body)
     options = javascript.parse(_dumps({"status": reply.status, "headers": headers}))
-    # Bytes cross in one piece, a text character by character.
+    # Bytes are copied to JavaScript in one piece, a str character by character.
     return javascript.response(javascript.to_js(body.encode()), options)
 
 
@@ -222,5 +224,5 @@ def _log(line: str) -> None:
 
 
 def _complain(text: str) -> None:
-    """To the operator's console; never into an answer."""
+    """Write to the operator's log. This text is never part of an answer."""
     _javascript().error(text)

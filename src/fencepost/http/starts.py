@@ -1,4 +1,4 @@
-"""Starts: what a key begins, what became of it, releasing and resolving it."""
+"""Starts: starting a run by its key, reading a start, releasing it, resolving it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _INPUT = stored_json(limits.STATE_BYTES_MAX)
 
 
 class StartBody(NamedTuple):
-    """The body of a start, as the form below has read it."""
+    """The body of a start."""
 
     target: Target
     input: Any
@@ -98,8 +98,9 @@ class StartBody(NamedTuple):
     subject: Subject | None
 
     def attempt(self, key: str, principal: Principal) -> Attempt:
-        """What `principal` asks under `key`. Without an owner one is minted, whose nonce nobody
-        else knows.
+        """The attempt of `principal` under `key`. Without an owner in the body, one is made.
+
+        Its nonce is random, so that no other process can act as this owner.
         """
         return Attempt(
             key=key,
@@ -176,7 +177,7 @@ RESOLUTION = Form(
 
 
 async def post_start(request: Request, body: StartBody) -> Reply[shown.StartAnswerJson]:
-    """Start the run that the key names, or answer with the run that it started before."""
+    """Start the run that the key names, or answer with the run that it already has."""
     wait_s = queries.PREFER_WAIT.of(request)
     attempt = body.attempt(queries.IDEMPOTENCY_KEY.of(request), request.sender)
     try:

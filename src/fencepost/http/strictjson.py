@@ -1,7 +1,7 @@
-"""JSON as this service takes it: what two parsers could read differently is refused.
+"""Reads JSON strictly: it refuses what two parsers could read differently.
 
-I-JSON (RFC 7493): no duplicate members, no lone surrogates, no integers beyond ±(2^53−1);
-besides, no NaN or Infinity, no number that overflows to one, depth and size bounded.
+I-JSON (RFC 7493): no duplicate members, no lone surrogates, no integers beyond ±(2^53−1). Also no
+NaN or Infinity, no number too large for a double; and depth and number of values are limited.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from fencepost import limits
 
-# Every string, also one that never ends: this always matches, so it never goes back.
+# A string, also one without an end. It matches in every case, so the search never backtracks.
 _STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*\\?(?:"|\Z)', re.DOTALL)
 _EMPTY = re.compile(r"\[\s*\]|\{\s*\}")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
 
 
 def loads(data: bytes) -> Any:
-    """The value of a JSON text. Raises ValueError with a sentence for the caller."""
+    """The value of a JSON text. Raises ValueError; its message is shown to the client."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -36,12 +36,12 @@ def loads(data: bytes) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON text, non-ASCII left as it is. `value` came from `loads`."""
+    """Compact JSON text of a value that `loads` returned. Non-ASCII characters stay."""
     return _encode(value)
 
 
 def _check_shape(text: str) -> None:
-    """Depth and number of values, before the parser meets a text that could exhaust it."""
+    """Check depth and number of values before parsing, which could use too much memory."""
     opened = text.count("[") + text.count("{")
     if opened + text.count(",") < limits.JSON_VALUES_MAX and opened <= limits.JSON_DEPTH_MAX:
         return
@@ -54,7 +54,7 @@ def _check_shape(text: str) -> None:
                 raise ValueError(f"The body nests deeper than {limits.JSON_DEPTH_MAX} levels.")
         elif character in "]}":
             depth -= 1
-    # The root, one more for each comma, and one for each container that is not empty.
+    # The root, one for each comma, and one for each container that is not empty.
     filled = bare.count("[") + bare.count("{") - len(_EMPTY.findall(bare))
     if 1 + bare.count(",") + filled > limits.JSON_VALUES_MAX:
         raise ValueError(f"The body holds more than {limits.JSON_VALUES_MAX} values.")
@@ -72,7 +72,7 @@ def _constant(word: str) -> Any:
 
 
 def _integer(digits: str) -> int:
-    # Longer than any integer in range; int() of a very long text would be slow, or refused.
+    # 17 characters hold every integer in range. int() of a very long text is slow, or fails.
     value = int(digits) if len(digits) <= 17 else limits.INTEGER_MAX + 1
     if abs(value) > limits.INTEGER_MAX:
         raise ValueError("The body has an integer beyond ±(2^53−1); send it as a string.")
@@ -86,7 +86,7 @@ def _float(digits: str) -> float:
     return value
 
 
-# What `json.loads` and `json.dumps` would make anew for each text.
+# Made once. `json.loads` and `json.dumps` would make them for each call.
 _decode = json.JSONDecoder(
     object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_float
 ).decode

@@ -1,7 +1,4 @@
-"""The values that several routes take: plain ones, and the nouns inside bodies.
-
-Each knows how it is read and what the API document shows of it.
-"""
+"""The values that several routes take, each with its parser and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -121,7 +118,7 @@ COUNT = integer(0, limits.INTEGER_MAX)
 LEASE_MS = integer(limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
 
 
-# Any JSON value that strictjson takes; the integers are the point.
+# Any JSON value that strictjson takes. Its schema limits integers to ±(2^53−1).
 _JSON = {"$ref": "#/components/schemas/Json"}
 ANYTHING = Parser(
     _anything,
@@ -142,7 +139,7 @@ ANYTHING = Parser(
 
 
 def stored_json(bytes_max: int) -> Parser[str]:
-    """Any JSON value, as the text that is stored."""
+    """A parser of any JSON value, which gives the text that is stored."""
 
     def read(value: Any, name: str) -> str:
         text = strictjson.dumps(value)
@@ -166,7 +163,7 @@ OWNER = Form(
     "Owner",
     Owner,
     {"host_id": Member(OWNER_FIELD), "pid": Member(COUNT), "nonce": Member(OWNER_FIELD)},
-    about="The process that executes a run. Its nonce names this very process, or this attempt.",
+    about="The process that executes a run. Its nonce identifies this process, or this attempt.",
 )
 
 
@@ -204,7 +201,7 @@ _CHANGE = "[a-z0-9](?:[a-z0-9-]{0,126}[a-z0-9])?"
 
 
 def _change(value: Any, name: str) -> str:
-    """A change, a stage, a provisional name."""
+    """A change, a stage or a provisional name."""
     if not isinstance(value, str) or not re.fullmatch(_CHANGE, value):
         raise ValueError(f"{name!r} is 1–128 of a–z 0–9 and, inside, hyphens.")
     return value
