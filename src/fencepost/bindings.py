@@ -165,6 +165,8 @@ def bind_statements(
 
     `who`: the parameters of ownership.HELD_BY.
     """
+    if not bindings:
+        return []
     events: list[Event] = []
     for binding in bindings:
         last = events[-1].head if events else head
@@ -201,16 +203,14 @@ async def bind(
     Unavailable after lost races without an expected head.
     """
     # Without a head the first batch only reads. With one it assumes that all are new.
-    head = expected_head or head_hint
-    new = bindings if head else []
+    head = expected_head or head_hint or journal.GENESIS
+    new = bindings if expected_head or head_hint else []
     who = holder(owner, generation)
 
     async def attempt() -> Bound | None:
         nonlocal new, head
         token = mint_token()
-        statements = (
-            bind_statements(run_id, viewer, who, new, head, token, now_ms) if new and head else []
-        )
+        statements = bind_statements(run_id, viewer, who, new, head, token, now_ms)
         back, held = await _attempt(db, run_id, viewer, statements, bindings, token, now_ms)
         if back.won:
             return Bound(back.effect(Outcome.BOUND, owner), held)
