@@ -19,7 +19,6 @@ from fencepost.runs import Outcome, Owner, VerbResult
 from fencepost.snapshot import (
     VISIBLE,
     RunReadBack,
-    contended,
     found,
     not_found,
     read_back,
@@ -28,7 +27,7 @@ from fencepost.snapshot import (
     scope,
     write_receipt,
 )
-from fencepost.storage import writes
+from fencepost.storage import races, writes
 from fencepost.storage.d1 import Database
 from fencepost.storage.rows import Row, Rules, check_row
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
@@ -166,6 +165,8 @@ def bind_statements(
 
     `who`: the parameters of ownership.HELD_BY.
     """
+    if not bindings:
+        return []
     events: list[Event] = []
     for binding in bindings:
         last = events[-1].head if events else head
@@ -190,22 +191,26 @@ async def bind(
     *,
     generation: int | None = None,
     expected_head: Head | None = None,
+    head_hint: Head | None = None,
     now_ms: int | None = None,
 ) -> Bound:
     """Bind deliveries to a run that `owner` holds: all of them, or none.
 
     `bindings` has at least one item, and no two with the same revision and gate. Wins: bound;
     replayed, if all of them were bound before (whatever the head). Losses, in order: fence_lost,
-    delivery_revision_conflict, head_changed (against an expected head). One round trip with an
-    expected head if all or none of them are new, two without. Raises NotFound and Fenced, and
+    delivery_revision_conflict, head_changed (against an expected head). One round trip with the
+    head given or hinted, if all or none of them are new, else two. Raises NotFound and Fenced, and
     Unavailable after lost races without an expected head.
     """
-    # Without an expected head the first batch only reads. With one it assumes that all are new.
-    new, head = (bindings, expected_head) if expected_head else ([], journal.GENESIS)
+    # Without a head the first batch only reads. With one it assumes that all are new.
+    head = expected_head or head_hint or journal.GENESIS
+    new = bindings if expected_head or head_hint else []
     who = holder(owner, generation)
-    for _ in range(1 + limits.RACE_ATTEMPTS_MAX):
+
+    async def attempt() -> Bound | None:
+        nonlocal new, head
         token = mint_token()
-        statements = bind_statements(run_id, viewer, who, new, head, token, now_ms) if new else []
+        statements = bind_statements(run_id, viewer, who, new, head, token, now_ms)
         back, held = await _attempt(db, run_id, viewer, statements, bindings, token, now_ms)
         if back.won:
             return Bound(back.effect(Outcome.BOUND, owner), held)
@@ -213,13 +218,12 @@ async def bind(
         if not back.run.held_by(owner, generation):
             return Bound(back.lost(Outcome.FENCE_LOST), [])
         loss = _loss(back, bindings, held)
-        if loss.result.outcome is not Outcome.HEAD_CHANGED:
-            return loss
         missing = [binding for binding in bindings if binding.place not in _places(held)]
-        if expected_head and (back.run.head != expected_head or missing == new):
-            return loss
+        same = expected_head is None or (back.run.head == expected_head and missing != new)
         new, head = missing, back.run.head
-    raise contended()
+        return None if loss.result.outcome is Outcome.HEAD_CHANGED and same else loss
+
+    return await races.until_decided(db, attempt)
 
 
 async def _attempt(

@@ -11,21 +11,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fencepost import audit, errors, fence, journal, limits, lineage, reservation
+from fencepost import audit, errors, fence, journal, lineage, reservation
 from fencepost.identifiers import Principal, mint_token
 from fencepost.ownership import HELD_BY, fact_statement, holder
 from fencepost.runs import Outcome, Owner, Run, RunStatus, VerbResult
 from fencepost.snapshot import (
     VISIBLE,
     RunReadBack,
-    contended,
     found,
     not_found,
     scope,
     verb,
     write_receipt,
 )
-from fencepost.storage import writes
+from fencepost.storage import races, writes
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
@@ -78,7 +77,8 @@ async def cancel(
     Losses, in order: terminal, already_requested. Raises NotFound, and Unavailable after lost
     races. Not guaranteed: that a run stops which has an owner; its owner decides.
     """
-    for _ in range(limits.RACE_ATTEMPTS_MAX):
+
+    async def attempt() -> VerbResult | None:
         back = await _request(db, run_id, viewer, requester, now_ms)
         if back.won:
             return VerbResult(Outcome.CANCEL_REQUESTED, back.run)
@@ -89,9 +89,9 @@ async def cancel(
         back = await end_waiting(
             db, back.run, viewer, _END_UNCLAIMED, requester=requester, now_ms=now_ms
         )
-        if back.won:
-            return VerbResult(Outcome.CANCEL_REQUESTED, back.run)
-    raise contended()
+        return VerbResult(Outcome.CANCEL_REQUESTED, back.run) if back.won else None
+
+    return await races.until_decided(db, attempt)
 
 
 async def _request(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from fencepost import errors, fence, journal, limits, operations
+from fencepost import errors, fence, journal, operations
 from fencepost.identifiers import mint_token
 from fencepost.journal import Head
 from fencepost.operations import (
@@ -33,7 +33,8 @@ from fencepost.operations import (
 )
 from fencepost.ownership import HELD_BY
 from fencepost.runs import Beaten
-from fencepost.snapshot import VISIBLE, contended
+from fencepost.snapshot import VISIBLE
+from fencepost.storage import races
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
@@ -127,13 +128,14 @@ async def _lost(db: Database, step: Step, back: ReadBack, now_ms: int | None) ->
     more each time that another event gets there first. Raises Fenced; NotFound to the run's owner
     where there is no operation; Unavailable when the last attempt to mark it lost too.
     """
-    for _ in range(limits.RACE_ATTEMPTS_MAX):
-        if not _to_be_marked(step, back):
-            break
-        back = await _try_to_interrupt(db, step, None, back.run.head, now_ms)
-    if _to_be_marked(step, back):
-        raise contended()
-    return _loss(step, back)
+
+    async def attempt() -> StepResult | None:
+        nonlocal back
+        if _to_be_marked(step, back):
+            back = await _try_to_interrupt(db, step, None, back.run.head, now_ms)
+        return None if _to_be_marked(step, back) else _loss(step, back)
+
+    return await races.until_decided(db, attempt)
 
 
 def _loss(step: Step, back: ReadBack) -> StepResult:
@@ -154,19 +156,19 @@ async def interrupt(
 ) -> StepResult:
     """End the lease without an outcome. The operation can be acquired again. Two round trips.
 
-    Losses, in order: fence_lost, lease_fenced. Raises NotFound, Fenced, and Unavailable when
-    other events got into the history first limits.RACE_ATTEMPTS_MAX times.
+    Losses, in order: fence_lost, lease_fenced. Raises NotFound, Fenced, and Unavailable after a
+    lost race.
     """
     back = await operations.verb(db, step, None, now_ms)
-    for _ in range(limits.RACE_ATTEMPTS_MAX):
+
+    async def attempt() -> StepResult | None:
+        nonlocal back
         if not (back.require_ours(step) and back.holds(token)):
-            break
+            return await _lost(db, step, back, now_ms)
         back = await _try_to_interrupt(db, step, token, back.run.head, now_ms)
-        if back.won:
-            return StepResult(StepOutcome.INTERRUPTED, back.operation)
-    if back.require_ours(step) and back.holds(token):
-        raise contended()
-    return await _lost(db, step, back, now_ms)
+        return StepResult(StepOutcome.INTERRUPTED, back.operation) if back.won else None
+
+    return await races.until_decided(db, attempt)
 
 
 # --- Acquiring ---------------------------------------------------------------------------
@@ -241,7 +243,9 @@ async def acquire(
 
     wish = _Wish(payload_fingerprint, ttl_ms, preempt, exclusive)
     lapsed_at: Head | None = None
-    for _ in range(1 + limits.RACE_ATTEMPTS_MAX):
+
+    async def attempt() -> StepResult | None:
+        nonlocal lapsed_at
         token = mint_token()
         write = _acquisition(step, wish, token, lapsed_at, now_ms)
         back = await operations.verb(db, step, write, now_ms)
@@ -253,7 +257,9 @@ async def acquire(
         if outcome := wish.settled(found):
             return StepResult(outcome, found)
         lapsed_at = back.run.head if found is not None and found.lapsed else None
-    raise contended()
+        return None
+
+    return await races.until_decided(db, attempt)
 
 
 def _acquisition(

@@ -74,6 +74,10 @@ APPROVAL_PROOF_BYTES_MAX = 16_384
 # An operator's note, in characters.
 NOTE_CHARS_MAX = 1_000
 
-# How often a write tries in all when another one moves the head of the history, or takes the
-# reservation, first. After that the caller gets CONTENDED.
-RACE_ATTEMPTS_MAX = 3
+# A write that another one got ahead of tries again for so long, and with so many statements (D1
+# takes 1,000 queries an invocation); then the caller gets CONTENDED. Pauses between two tries are
+# random, up to a time that doubles from the least to the most.
+RACE_MS = 5_000
+RACE_STATEMENTS_MAX = 800
+RACE_PAUSE_MS_MIN = 8
+RACE_PAUSE_MS_MAX = 250

@@ -8,12 +8,12 @@ can never release it: it cannot know what its predecessor did. Then a person res
 
 from __future__ import annotations
 
-from fencepost import journal, limits, reservation, snapshot
+from fencepost import journal, reservation, snapshot
 from fencepost.identifiers import Principal, mint_token
 from fencepost.ownership import HELD_BY, claim_ended_statement, fact_statement, holder
 from fencepost.reservation import Reservation, ReservationState
 from fencepost.runs import Outcome, Owner, Run, RunStatus
-from fencepost.storage import writes
+from fencepost.storage import races, writes
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Statement
 
@@ -67,6 +67,9 @@ RETURNING run_id
 """
 
 
+Released = tuple[Outcome, Reservation, Run | None]
+
+
 async def release(
     db: Database,
     key: str,
@@ -75,7 +78,7 @@ async def release(
     *,
     generation: int | None = None,
     now_ms: int | None = None,
-) -> tuple[Outcome, Reservation, Run | None]:
+) -> Released:
     """Release a start that did not execute: the key is reserved again, the run is pending.
 
     The attempt counts up by one. A run whose cancel was requested ends `cancelled` instead, and
@@ -84,7 +87,8 @@ async def release(
     is not started), work_recorded. Raises NotFound, and Unavailable after lost races.
     Not guaranteed: that the work did not happen. The owner says so, and nothing checks it.
     """
-    for _ in range(limits.RACE_ATTEMPTS_MAX):
+
+    async def attempt() -> Released | None:
         held, run = await reservation.find(db, key, viewer, now_ms)
         if loss := _loss(held, run, owner, generation):
             return loss, held, run
@@ -96,9 +100,11 @@ async def release(
         if loss := _loss(held, run, owner, generation):
             return loss, held, run
         assert run is not None
-        if (run.head, run.cancel_requested_at_ms) == (before.head, before.cancel_requested_at_ms):
-            return Outcome.WORK_RECORDED, held, run
-    raise snapshot.contended()
+        seen = (before.head, before.cancel_requested_at_ms)
+        same = (run.head, run.cancel_requested_at_ms) == seen
+        return (Outcome.WORK_RECORDED, held, run) if same else None
+
+    return await races.until_decided(db, attempt)
 
 
 def _loss(

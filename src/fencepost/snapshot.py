@@ -73,14 +73,6 @@ def not_found() -> errors.NotFound:
     return errors.NotFound("There is no such run.", code="RUN_NOT_FOUND")
 
 
-def contended() -> errors.Unavailable:
-    """The error when other events got into a history first, too often."""
-    return errors.Unavailable(
-        "Other events were added to this history first. Nothing was written; send it again.",
-        retry_after_s=1,
-    )
-
-
 async def wait_for_end(db: Database, run_id: str, viewer: Principal | None, wait_s: float) -> Run:
     """The run, once it has ended or `wait_s` seconds have passed. Raises NotFound."""
     patience = Patience(wait_s)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fencepost import errors, fence, journal, limits, machines, reservation, snapshot, subjects
+from fencepost import errors, fence, journal, machines, reservation, snapshot, subjects
 from fencepost.decision import Attempt, Decision, Seen, decide
 from fencepost.fence import Fence
 from fencepost.identifiers import mint_token
 from fencepost.journal import GENESIS, Event
 from fencepost.reservation import Reservation
 from fencepost.runs import Run
-from fencepost.storage import writes
+from fencepost.storage import races, writes
 from fencepost.storage.d1 import Database, Result
 from fencepost.storage.sql import Statement
 
@@ -306,10 +306,12 @@ async def _start(db: Database, attempt: Attempt, now_ms: int | None) -> tuple[De
         seen = await _start_not_ready(db, attempt, token, now_ms)
     except (errors.Refused, errors.ConstraintFailed) as refusal:
         seen = await _seen_without_writing(db, attempt, refusal, now_ms)
-    decision = decide(attempt, seen)
-    for _ in range(limits.RACE_ATTEMPTS_MAX):
-        if decision is not Decision.RESERVED:
-            break
-        seen = await _start_reserved(db, attempt, seen, token, now_ms)
-        decision = decide(attempt, seen)
-    return decision, seen
+
+    async def decided() -> tuple[Decision, Seen] | None:
+        nonlocal seen
+        if (decision := decide(attempt, seen)) is Decision.RESERVED:
+            seen = await _start_reserved(db, attempt, seen, token, now_ms)
+            decision = decide(attempt, seen)
+        return None if decision is Decision.RESERVED else (decision, seen)
+
+    return await races.until_decided(db, decided)

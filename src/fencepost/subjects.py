@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from fencepost import fence, journal, limits
+from fencepost import fence, journal
 from fencepost.identifiers import Principal, Target, mint_token
 from fencepost.journal import Head
 from fencepost.ownership import HELD_BY, holder
@@ -20,12 +20,12 @@ from fencepost.runs import Outcome, Owner, Run, VerbResult
 from fencepost.snapshot import (
     VISIBLE,
     RunReadBack,
-    contended,
     read,
     scope,
     verb,
     write_receipt,
 )
+from fencepost.storage import races
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
@@ -168,28 +168,31 @@ async def bind_change(
     change: str,
     *,
     generation: int | None = None,
+    head_hint: Head | None = None,
     now_ms: int | None = None,
 ) -> VerbResult:
     """Bind a change to a design run that was started by a provisional name. Two round trips.
 
     The same change again is `bound` and writes nothing. Losses, in order: fence_lost,
     change_binding_not_allowed (no design run, no provisional name, or another change),
-    change_run_already_exists. Raises NotFound, Fenced, and Unavailable when other events got into
-    the history first limits.RACE_ATTEMPTS_MAX times.
+    change_run_already_exists. `head_hint` saves a round trip, and never loses. Raises NotFound,
+    Fenced, and Unavailable after a lost race.
     """
-    head, name = (await read(db, run_id, viewer)).head, f"change:{change}"
-    for _ in range(limits.RACE_ATTEMPTS_MAX):
+    head, name = head_hint or (await read(db, run_id, viewer)).head, f"change:{change}"
+
+    async def attempt() -> VerbResult | None:
+        nonlocal head
         back = await _bind(db, run_id, viewer, holder(owner, generation), name, head, now_ms)
         if back.won:
             return back.effect(Outcome.BOUND, owner)
         back.require_existing_run()
         if not back.run.held_by(owner, generation):
             return back.lost(Outcome.FENCE_LOST)
-        outcome = await _bind_loss(db, back.run, name)
-        if outcome is not None:
-            return back.lost(outcome)
         head = back.run.head
-    raise contended()
+        outcome = await _bind_loss(db, back.run, name)
+        return None if outcome is None else back.lost(outcome)
+
+    return await races.until_decided(db, attempt)
 
 
 async def _bind(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from fencepost import fence, journal, limits, machines, reservation
+from fencepost import fence, journal, machines, reservation
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
 from fencepost.machines import Move
 from fencepost.ownership import HELD_BY, claim_ended_statement, fact_statement, holder
 from fencepost.runs import TERMINAL, Outcome, Owner, Run, RunStatus, VerbResult
-from fencepost.snapshot import VISIBLE, contended, read, scope, verb, write_receipt
+from fencepost.snapshot import VISIBLE, read, scope, verb, write_receipt
+from fencepost.storage import races
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
@@ -21,6 +22,7 @@ class Transition(NamedTuple):
     `result_json` belongs to an end. `cancel_requested` is a guard: the transition happens only
     if a cancel request is absent, or present. `move` moves the machine that the run names; its
     code stays until the next move. With a `generation` the owner must hold the run in it.
+    `head_hint` is where the history may end: it saves a read, and never loses.
     """
 
     owner: Owner
@@ -31,6 +33,7 @@ class Transition(NamedTuple):
     expected_head: Head | None = None
     move: Move | None = None
     generation: int | None = None
+    head_hint: Head | None = None
 
     def params(self) -> dict[str, Parameter]:
         """Values that the UPDATE of the run row binds."""
@@ -131,21 +134,23 @@ async def transition(
     change: Transition,
     now_ms: int | None = None,
 ) -> VerbResult:
-    """Move a run that `change.owner` holds. One round trip with an expected head, two without.
+    """Move a run that `change.owner` holds.
 
-    Leaving `running` ends the ownership; an end settles the run's reservations. Losses, in order:
-    fence_lost, guard_failed, head_changed (against an expected head), illegal_transition. Raises
-    NotFound and Fenced, and Unavailable after lost races without an expected head.
+    One round trip with the head given or hinted, two without. Leaving `running` ends the
+    ownership; an end settles the run's reservations. Losses, in order: fence_lost, guard_failed,
+    head_changed (against an expected head), illegal_transition. Raises NotFound and Fenced, and
+    Unavailable after a lost race without an expected head.
     """
-    if change.expected_head is not None:
-        return await _attempt(db, run_id, viewer, change, change.expected_head, now_ms)
-    head = (await read(db, run_id, viewer)).head
-    for _ in range(limits.RACE_ATTEMPTS_MAX):
+    head = change.expected_head or change.head_hint or (await read(db, run_id, viewer)).head
+
+    async def attempt() -> VerbResult | None:
+        nonlocal head
         result = await _attempt(db, run_id, viewer, change, head, now_ms)
-        if result.outcome is not Outcome.HEAD_CHANGED:
-            return result
         head = result.run.head
-    raise contended()
+        raced = result.outcome is Outcome.HEAD_CHANGED and change.expected_head is None
+        return None if raced else result
+
+    return await races.until_decided(db, attempt)
 
 
 async def _attempt(

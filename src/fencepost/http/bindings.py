@@ -17,6 +17,7 @@ from fencepost.http.values import (
     EXPECTED_HEAD,
     GENERATION,
     HASH,
+    HEAD_HINT,
     POSITIVE,
     one_of,
     too_large,
@@ -80,6 +81,7 @@ class BindingsBody(NamedTuple):
     generation: int | None
     bindings: list[Binding]
     expected_head: Head | None
+    head_hint: Head | None
 
 
 BINDINGS = Form(
@@ -101,6 +103,7 @@ BINDINGS = Form(
             about="No two with the same gate and revision. All of them are bound, or none.",
         ),
         "expected_head": EXPECTED_HEAD,
+        "head_hint": HEAD_HINT,
     },
 )
 
@@ -119,6 +122,7 @@ async def post_bindings(request: Request, body: BindingsBody) -> Reply[shown.Bou
         body.bindings,
         generation=body.generation,
         expected_head=body.expected_head,
+        head_hint=body.head_hint,
     )
     if result.outcome is Outcome.DELIVERY_REVISION_CONFLICT:
         [other] = held

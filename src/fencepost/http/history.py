@@ -16,6 +16,7 @@ from fencepost.http.values import (
     CHANGE,
     EXPECTED_HEAD,
     GENERATION,
+    HEAD_HINT,
     IDENTIFIER,
     OWNER,
     stored_json,
@@ -55,6 +56,7 @@ EVENT = Form(
         "owner": Member(OWNER, None, "Named, it must hold the run."),
         "expected_head": EXPECTED_HEAD,
         "generation": GENERATION,
+        "head_hint": HEAD_HINT,
     },
 )
 

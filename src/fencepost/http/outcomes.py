@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from fencepost import errors, limits
+from fencepost import limits
 from fencepost.decision import Attempt, Decision, Exit, Seen, exits
 from fencepost.errors import Conflict, FencepostError
 from fencepost.http import serialize
@@ -33,8 +33,6 @@ def start_reply(attempt: Attempt, decision: Decision, seen: Seen) -> Reply[shown
         return reply
     if decision is Decision.FENCED:
         raise seen.gate.refusal()
-    if decision is Decision.RESERVED:
-        raise errors.Unavailable("Other requests for this key came first. Nothing was written.")
     if decision is Decision.LOOKUP_CONFLICT:
         raise Conflict(
             "The names of this subject belong to different runs. Nothing was written.",

@@ -25,6 +25,7 @@ from fencepost.http.values import (
     COUNT,
     EXPECTED_HEAD,
     GENERATION,
+    HEAD_HINT,
     IDENTIFIER,
     LEASE_MS,
     OWNER,
@@ -172,11 +173,14 @@ def _transition(
     guard: Literal["absent", "present"] | None,
     expected_head: Head | None,
     generation: int | None,
+    head_hint: Head | None,
 ) -> Transition:
     status, move = _movement(machine, code, to)
     if result is not None and status not in TERMINAL:
         raise errors.InvalidRequest("A 'result' is only for completed, failed or cancelled.")
-    return Transition(owner, status, state, result, guard, expected_head, move, generation)
+    return Transition(
+        owner, status, state, result, guard, expected_head, move, generation, head_hint
+    )
 
 
 def _movement(state: str | None, code: str | None, to: str | None) -> tuple[RunStatus, Move | None]:
@@ -218,6 +222,7 @@ TRANSITION = Form(
         "result": RESULT,
         "guard": Member(_GUARD, None),
         "expected_head": EXPECTED_HEAD,
+        "head_hint": HEAD_HINT,
     },
     {
         "allOf": [

@@ -222,5 +222,8 @@ HEAD = Form(
 BY_OWNER = Member(OWNER)
 GENERATION = Member(POSITIVE, None, "The caller's generation; given, the run must still be in it.")
 CLAIMED_AT_MS = Member(COUNT, None, "When the claim was made; given, it must be that very claim.")
-EXPECTED_HEAD = Member(HEAD, None, "Where the run's history must end. One round trip less.")
+EXPECTED_HEAD = Member(HEAD, None, "Where the run's history must end, or the request loses.")
+HEAD_HINT = Member(
+    HEAD, None, "Where the history ended when the caller last saw it. Saves a read; never loses."
+)
 RESULT = Member(stored_json(limits.RESULT_BYTES_MAX), None)

@@ -43,14 +43,15 @@ class Database:
 
     Before a write the schema is checked, until `schema` remembers that it is current. Without a
     `schema` (as in a library's own `Database`) it is never checked.
-    `round_trips`, `rows_read`, `rows_written` and `elapsed_ms` (milliseconds) add up over its
-    batches. Reads always go to the primary, never to a replica.
+    `round_trips`, `statements_sent`, `rows_read`, `rows_written` and `elapsed_ms` (milliseconds)
+    add up over its batches. Reads always go to the primary, never to a replica.
     """
 
     def __init__(self, binding: Any, schema: SchemaMemory | None = None) -> None:
         self._binding = binding
         self._schema = schema
         self.round_trips = 0
+        self.statements_sent = 0
         self.rows_read = 0
         self.rows_written = 0
         self.elapsed_ms = 0.0
@@ -110,6 +111,7 @@ class Database:
         for statement in statements:
             check(statement)
         self.round_trips += 1
+        self.statements_sent += len(statements)
         started = time.perf_counter()
         try:
             answer = await self._send(statements)

@@ -1,0 +1,52 @@
+"""Races: a write that another one got ahead of is tried again until it decides.
+
+Every loop of the product is this one. It ends with a decision or with CONTENDED, and in no other
+way: what runs out can not be taken for an ordinary answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from fencepost import errors, limits
+from fencepost.storage.d1 import Database
+
+T = TypeVar("T")
+
+
+async def until_decided(db: Database, attempt: Callable[[], Awaitable[T | None]]) -> T:
+    """The result of the first attempt that decides; None means that another write came first.
+
+    After a loss it pauses for a random part of a time that doubles with each loss (full jitter),
+    so that many writers at once do not meet again and again. Raises Unavailable (CONTENDED) when
+    limits.RACE_MS are over, or limits.RACE_STATEMENTS_MAX statements were sent. Not guaranteed:
+    that the first to come is the first to win.
+    """
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + limits.RACE_MS / 1000
+    pause_ms = float(limits.RACE_PAUSE_MS_MIN)
+    while True:
+        decided = await attempt()
+        if decided is not None:
+            return decided
+        pause_s = pause_ms / 1000 * _random()
+        if loop.time() + pause_s > ends or db.statements_sent >= limits.RACE_STATEMENTS_MAX:
+            raise contended()
+        await asyncio.sleep(pause_s)
+        pause_ms = min(2 * pause_ms, limits.RACE_PAUSE_MS_MAX)
+
+
+def _random() -> float:
+    """From 0 to 1. Drawn at the call: nothing may draw at import (a snapshot would keep it)."""
+    return int.from_bytes(os.urandom(2), "big") / 0xFFFF
+
+
+def contended() -> errors.Unavailable:
+    """The error of a race that ran out of time: nothing was written, send the request again."""
+    return errors.Unavailable(
+        "Other requests kept writing first. Nothing was written; send it again.",
+        retry_after_s=1,
+    )
