@@ -77,17 +77,34 @@ async def cancel(
     Losses, in order: terminal, already_requested. Raises NotFound, and Unavailable after lost
     races. Not guaranteed: that a run stops which has an owner; its owner decides.
     """
+    return await _cancel(db, run_id, viewer, requester, mint_token(), None, now_ms)
+
+
+async def _cancel(
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    requester: Principal,
+    token: str,
+    waiting: Run | None,
+    now_ms: int | None,
+) -> VerbResult:
+    """`cancel`, under a given token. `waiting` is the run, if it was read and waits."""
 
     async def attempt() -> VerbResult | None:
-        back = await _request(db, run_id, viewer, requester, now_ms)
-        if back.won:
-            return VerbResult(Outcome.CANCEL_REQUESTED, back.run)
-        if back.run.ended:
-            return back.lost(Outcome.TERMINAL)
-        if back.run.cancel_requested_at_ms is not None:
-            return back.lost(Outcome.ALREADY_REQUESTED)
+        nonlocal waiting
+        if waiting is None:
+            back = await _request(db, run_id, viewer, requester, token, now_ms)
+            if back.won:
+                return VerbResult(Outcome.CANCEL_REQUESTED, back.run)
+            if back.run.ended:
+                return back.lost(Outcome.TERMINAL)
+            if back.run.cancel_requested_at_ms is not None:
+                return back.lost(Outcome.ALREADY_REQUESTED)
+            waiting = back.run
+        read, waiting = waiting, None
         back = await end_waiting(
-            db, back.run, viewer, _END_UNCLAIMED, requester=requester, now_ms=now_ms
+            db, read, viewer, _END_UNCLAIMED, requester=requester, token=token, now_ms=now_ms
         )
         return VerbResult(Outcome.CANCEL_REQUESTED, back.run) if back.won else None
 
@@ -95,23 +112,22 @@ async def cancel(
 
 
 async def _request(
-    db: Database, run_id: str, viewer: Principal | None, requester: Principal, now_ms: int | None
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    requester: Principal,
+    token: str,
+    now_ms: int | None,
 ) -> RunReadBack:
-    token = mint_token()
-    write = {"run_id": run_id, "token": token}
     statements = [
-        Statement(_CANCEL, **write, **scope(viewer), now_ms=now_ms),
+        Statement(_CANCEL, run_id=run_id, token=token, **scope(viewer), now_ms=now_ms),
         *_requested_statements(run_id, token, requester),
     ]
-    return await verb(
-        db,
-        statements,
-        token,
-        run_id,
-        viewer,
-        now_ms,
-        could_win=lambda run: not run.ended and run.cancel_requested_at_ms is None,
-    )
+
+    def could_win(run: Run) -> bool:
+        return not run.ended and run.cancel_requested_at_ms is None
+
+    return await verb(db, statements, token, run_id, viewer, now_ms, could_win=could_win)
 
 
 def _requested_statements(run_id: str, token: str, requester: Principal) -> list[Statement]:
@@ -303,7 +319,8 @@ async def cancel_lineage(
 
     It wins if it made a request for any round, and returns the last of these. Losses:
     already_requested, with the last round that has not ended and had a request before; else
-    terminal, with the last round. Raises NotFound.
+    terminal, with the last round. Raises NotFound, and Unavailable after lost races; the rounds
+    asked before that stay asked.
     """
     token = mint_token()
     write = _lineage_write(run_id, viewer, requester, token, now_ms)
@@ -314,10 +331,8 @@ async def cancel_lineage(
     run, won = found(written.reads[0]), written.won
     waiting = [Run.from_row(row) for row in written.reads[2].rows]
     for member in waiting:
-        back = await end_waiting(
-            db, member, viewer, _END_UNCLAIMED, requester=requester, token=token, now_ms=now_ms
-        )
-        won = won or back.won
+        result = await _cancel(db, member.run_id, viewer, requester, token, member, now_ms)
+        won = won or result.outcome is Outcome.CANCEL_REQUESTED
     if waiting:
         [asked] = await db.read([lineage.asked_statement(run_id, viewer, token)])
         run = found(asked)

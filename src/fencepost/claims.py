@@ -8,13 +8,14 @@ own, later than any before: `claimed_at_ms` names it, as a generation names an o
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fencepost import cancellation, fence
 from fencepost.identifiers import Principal, mint_token
 from fencepost.ownership import Evidence, expected_params, fact_statement, granted
 from fencepost.runs import Claim, Grant, Outcome, Owner, Run, RunStatus, VerbResult
 from fencepost.snapshot import VISIBLE, RunReadBack, scope, verb
+from fencepost.storage import races
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
@@ -137,14 +138,18 @@ async def steal(
     if back.won:
         return _claimed(back, Outcome.STOLEN, owner)
     back.require_existing_run()
-    return back.lost(_loss(back.run))
+    return back.lost(_loss(back.run, evidence))
 
 
-def _loss(run: Run) -> Outcome:
-    """Why a claim was not made; the order is that of docs/states.md."""
+def _loss(run: Run, evidence: Evidence | None = None) -> Outcome:
+    """Why a claim was not made; the order is that of docs/states.md.
+
+    Evidence that fits was beaten by the lease alone, even if that has ended by this reading.
+    """
     if run.claim is not None:
         return Outcome.ALREADY_CLAIMED
-    if run.status is RunStatus.RUNNING and run.lease_is_fresh:
+    fits = evidence is not None and evidence.fits(run)
+    if run.status is RunStatus.RUNNING and (run.lease_is_fresh or fits):
         return Outcome.HEARTBEAT_FRESH
     return Outcome.SNAPSHOT_CHANGED
 
@@ -250,12 +255,10 @@ async def abandon(
 ) -> VerbResult:
     """Remove the caller's claim, the one made at `claimed_at_ms` if given. Loss: claim_lost.
 
-    One round trip; two if that ends the run, because its cancel was requested meanwhile.
+    One round trip; two if that ends the run, because its cancel was requested meanwhile. Raises
+    Unavailable (CONTENDED) after lost races for the history of such a run.
     """
-    lost = Outcome.CLAIM_LOST, Outcome.CLAIM_LOST
-    claimant = (owner, claimed_at_ms)
-    sql = _ABANDON, _END_ABANDONED
-    return await _remove(db, run_id, viewer, claimant, "released", sql, lost, now_ms)
+    return await _remove(db, run_id, viewer, (owner, claimed_at_ms), _BY_CLAIMANT, now_ms)
 
 
 # Decides: the claim of the claimant that is believed dead stands, and is older than the run's
@@ -283,19 +286,32 @@ async def recover(
     given. Grants nothing.
 
     One round trip; two if that ends the run. Losses, in order: liveness_unconfirmed,
-    claim_changed, claim_fresh.
+    claim_changed, claim_fresh. Raises as `abandon`.
     """
     if evidence is None or not evidence.keeps_its_rule(owner):
         back = await verb(db, [], "", run_id, viewer, now_ms)
         back.require_existing_run()
         return back.lost(Outcome.LIVENESS_UNCONFIRMED)
-    lost = Outcome.CLAIM_CHANGED, Outcome.CLAIM_FRESH
-    claimant = (evidence.expected_owner, claimed_at_ms)
-    sql = _RECOVER, _END_RECOVERED
-    return await _remove(db, run_id, viewer, claimant, "expired", sql, lost, now_ms)
+    claim = (evidence.expected_owner, claimed_at_ms)
+    return await _remove(db, run_id, viewer, claim, _BY_ANOTHER, now_ms)
 
 
-_WON = {"released": Outcome.ABANDONED, "expired": Outcome.RECOVERED}
+class _Removal(NamedTuple):
+    """How a claim is removed, and what the verb is answered."""
+
+    ends_as: Literal["released", "expired"]
+    sql: str
+    # Of a run that waits and whose cancel was requested: it ends.
+    end_sql: str
+    won: Outcome
+    # The claim is not there.
+    gone: Outcome
+
+
+_BY_CLAIMANT = _Removal("released", _ABANDON, _END_ABANDONED, Outcome.ABANDONED, Outcome.CLAIM_LOST)
+_BY_ANOTHER = _Removal(
+    "expired", _RECOVER, _END_RECOVERED, Outcome.RECOVERED, Outcome.CLAIM_CHANGED
+)
 
 
 async def _remove(
@@ -303,38 +319,40 @@ async def _remove(
     run_id: str,
     viewer: Principal | None,
     claim: tuple[Owner, int | None],
-    type: Literal["released", "expired"],
-    sql: tuple[str, str],
-    lost: tuple[Outcome, Outcome],
+    removal: _Removal,
     now_ms: int | None,
 ) -> VerbResult:
-    """Remove a claim, with a fact of `type`. `sql`: of a run that goes on waiting or running, and
-    of one that ends. `lost`: the claim is not there; it is.
-    """
+    """Remove a claim, and end the run if it would wait although its cancel was requested."""
     claimant, claimed_at_ms = claim
-    token = mint_token()
-    values = _values(run_id, viewer, claimant, token, now_ms)
-    statements = [
-        Statement(sql[0], **values, claimed_at_ms=claimed_at_ms),
-        fact_statement(run_id, token, type, claimant, "claim"),
-    ]
-    could_win = lambda run: _claims(run, claimant, claimed_at_ms)  # noqa: E731
-    back = await verb(db, statements, token, run_id, viewer, now_ms, could_win=could_win)
-    if back.won:
-        return back.effect(_WON[type], claimant)
-    back.require_existing_run()
-    if not _claims(back.run, claimant, claimed_at_ms):
-        return back.lost(lost[0])
-    old = type == "released" or not back.run.claim_is_fresh
-    if old and back.run.status is RunStatus.PENDING and back.run.cancel_requested_at_ms:
+
+    async def attempt() -> VerbResult | None:
+        token = mint_token()
+        values = _values(run_id, viewer, claimant, token, now_ms)
+        statements = [
+            Statement(removal.sql, **values, claimed_at_ms=claimed_at_ms),
+            fact_statement(run_id, token, removal.ends_as, claimant, "claim"),
+        ]
+        could_win = lambda run: _claims(run, *claim)  # noqa: E731
+        back = await verb(db, statements, token, run_id, viewer, now_ms, could_win=could_win)
+        if back.won:
+            return back.effect(removal.won, claimant)
+        back.require_existing_run()
+        if not _claims(back.run, *claim):
+            return back.lost(removal.gone)
+        if removal is _BY_ANOTHER and back.run.claim_is_fresh:
+            return back.lost(Outcome.CLAIM_FRESH)
+        if back.run.status is not RunStatus.PENDING or back.run.cancel_requested_at_ms is None:
+            return None
+        params: dict[str, Parameter] = {**claimant.params, "claimed_at_ms": claimed_at_ms}
         ended = await cancellation.end_waiting(
             db,
             back.run,
             viewer,
-            sql[1],
-            params={**claimant.params, "claimed_at_ms": claimed_at_ms},
-            claim=(claimant, type),
+            removal.end_sql,
+            params=params,
+            claim=(claimant, removal.ends_as),
             now_ms=now_ms,
         )
-        return ended.effect(_WON[type], claimant) if ended.won else ended.lost(lost[0])
-    return back.lost(lost[1])
+        return ended.effect(removal.won, claimant) if ended.won else None
+
+    return await races.until_decided(db, attempt)

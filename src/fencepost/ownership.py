@@ -64,8 +64,9 @@ class Evidence(NamedTuple):
         return self.kind == "lease-expired" or (self.kind == "same-host-pid-dead") == same_host
 
     def fits(self, run: Run) -> bool:
-        """Whether the run still has the heartbeat that was looked at, if one is named."""
-        return self.expected_heartbeat_at_ms in (None, run.heartbeat_at_ms)
+        """Whether the run has the owner named here, and the heartbeat, if one is named."""
+        heartbeat = self.expected_heartbeat_at_ms in (None, run.heartbeat_at_ms)
+        return run.owner == self.expected_owner and heartbeat
 
 
 def expected_params(owner: Owner | None) -> dict[str, str | int | None]:
@@ -162,7 +163,7 @@ async def own(
     if back.won:
         return granted(back, Outcome.OWNED, owner)
     back.require_existing_run()
-    return back.lost(_own_loss(back.run, evidence, expected_status))
+    return back.lost(_own_loss(back.run, owner, evidence, expected_status))
 
 
 def granted(back: RunReadBack, won: Outcome, owner: Owner) -> VerbResult:
@@ -176,16 +177,19 @@ def granted(back: RunReadBack, won: Outcome, owner: Owner) -> VerbResult:
     return VerbResult(won, run)
 
 
-def _own_loss(run: Run, evidence: Evidence | None, expected_status: RunStatus | None) -> Outcome:
+def _own_loss(
+    run: Run, owner: Owner, evidence: Evidence | None, expected_status: RunStatus | None
+) -> Outcome:
     if run.claim is not None:
         return Outcome.ALREADY_CLAIMED
     as_expected = expected_status in (None, run.status)
     if run.status is RunStatus.RUNNING:
         if run.lease_is_fresh:
             return Outcome.HEARTBEAT_FRESH
-        same = evidence is None or (run.owner == evidence.expected_owner and evidence.fits(run))
-        if same and as_expected:
-            return Outcome.EVIDENCE_REQUIRED
+        if as_expected and (evidence is None or evidence.fits(run)):
+            proved = evidence is not None and evidence.keeps_its_rule(owner)
+            # Nothing was in the way but the lease: it ended between the write and this reading.
+            return Outcome.HEARTBEAT_FRESH if proved else Outcome.EVIDENCE_REQUIRED
     return Outcome.SNAPSHOT_CHANGED
 
 

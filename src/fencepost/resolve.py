@@ -201,7 +201,8 @@ async def resolve(
     after = _look(written.reads, None)
     if written.won:
         return Outcome.RESOLVED, after
-    return _loss(after, resolution.seen) or Outcome.SNAPSHOT_CHANGED, after
+    # Nothing was in the way but a lease or a claim: it ended between the write and this reading.
+    return _loss(after, resolution.seen) or Outcome.HEARTBEAT_FRESH, after
 
 
 def _loss(found: Look, seen: str) -> Outcome | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -25,18 +26,21 @@ async def until_decided(db: Database, attempt: Callable[[], Awaitable[T | None]]
     limits.RACE_MS are over, or limits.RACE_STATEMENTS_MAX statements were sent. Not guaranteed:
     that the first to come is the first to win.
     """
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + limits.RACE_MS / 1000
+    ends = time.monotonic() + limits.RACE_MS / 1000
     pause_ms = float(limits.RACE_PAUSE_MS_MIN)
     while True:
         decided = await attempt()
         if decided is not None:
             return decided
         pause_s = pause_ms / 1000 * _random()
-        if loop.time() + pause_s > ends or db.statements_sent >= limits.RACE_STATEMENTS_MAX:
+        if time.monotonic() + pause_s > ends or db.statements_sent >= limits.RACE_STATEMENTS_MAX:
             raise contended()
-        await asyncio.sleep(pause_s)
+        await _pause(pause_s)
         pause_ms = min(2 * pause_ms, limits.RACE_PAUSE_MS_MAX)
+
+
+async def _pause(pause_s: float) -> None:
+    await asyncio.sleep(pause_s)
 
 
 def _random() -> float:
