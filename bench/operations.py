@@ -168,9 +168,10 @@ def _get(world: World, path: str, *verbs: tuple[str, Json]) -> Call:
 
 
 def _resolve(world: World) -> Call:
-    run = world.run(lease_ms=LAPSING_MS)
-    body = {"decision": "executed", "attempt": 1, "note": "looked at the ledger", "result": 1}
-    return Call("POST", f"/v1/starts/{run['key']}/resolve", body)
+    path = f"/v1/starts/{world.run(lease_ms=LAPSING_MS)['key']}"
+    seen = world.client.get(path).body["seen"]
+    body = {"decision": "executed", "seen": seen, "note": "looked at the ledger", "result": 1}
+    return Call("POST", f"{path}/resolve", body)
 
 
 def _cancel(world: World, verb: str, **members: Any) -> Call:
@@ -215,6 +216,9 @@ OWNERSHIP = [
     Operation("abandon", lambda w: w.call("abandon", _SUSPEND, ("claim", {}))),
     Operation("recover", lambda w: _take(w, "recover", _SUSPEND, ("claim", {})), lapses=True),
     Operation("cancel", lambda w: _cancel(w, "cancel")),
+    Operation(
+        "cancel, a waiting run", lambda w: Call("POST", f"{_path(_released(w))}/cancel", {}), 2
+    ),
     Operation("cancel a lineage", lambda w: _cancel(w, "lineage/cancel", **_lineage(w))),
     Operation("acknowledge a cancel", _acknowledge),
 ]

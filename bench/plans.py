@@ -29,6 +29,7 @@ NAMES: dict[Parameter, str] = {
     -1: "owner_pid",
     -2: "lease_ms",
     -3: "lineage_round",
+    -4: "generation",
     HEAD.sequence + 1: "event_sequence",
 }
 # What the product makes itself: in every request another one.
@@ -82,14 +83,15 @@ def plans() -> dict[str, Plan]:
         lineage=Lineage("@lineage_id", -3),
     )
     where = ("@run_id", VIEWER)
-    checkpoint = transition.Transition(OWNER, RunStatus.RUNNING, "@text", expected_head=HEAD)
-    end = transition.Transition(OWNER, RunStatus.COMPLETED, None, "@text", expected_head=HEAD)
+    held: Any = {"expected_head": HEAD, "generation": -4}
+    checkpoint = transition.Transition(OWNER, RunStatus.RUNNING, "@text", **held)
+    end = transition.Transition(OWNER, RunStatus.COMPLETED, None, "@text", **held)
     return {
         "start": _plan(
             record(starts.start, attempt), k="target_kind", i="target_id", t="thread_id"
         ),
         "read": _plan(record(snapshot.read, *where)),
-        "heartbeat": _plan(record(ownership.heartbeat, *where, OWNER, lease_ms=-2)),
+        "heartbeat": _plan(record(ownership.heartbeat, *where, OWNER, generation=-4, lease_ms=-2)),
         "checkpoint": _plan(record(transition.transition, *where, checkpoint)),
         "finish": _plan(record(transition.transition, *where, end)),
     }

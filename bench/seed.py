@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from bench.measure import START, owner
 from fencepost import journal
 from fencepost.http.strictjson import dumps
-from fencepost.identifiers import Target
+from fencepost.identifiers import Target, slot
 from fencepost.journal import GENESIS, Event, Head
 from fencepost.schema import tables
 
@@ -53,7 +53,8 @@ class Seed(NamedTuple):
 
     def run_id(self, number: int) -> str:
         """As long as one that is minted, and in the order of the numbers."""
-        return f"run_{self.at_ms - self.size + number:012x}{number:020x}"
+        at_ms = self.at_ms - self.size + number
+        return f"run_{at_ms:012x}{number:020x}~{slot(self.key(number))}"
 
     def key(self, number: int) -> str:
         return f"seed-{number:08d}"
@@ -224,12 +225,13 @@ def _event_rows(seed: Seed, run_id: str, events: list[Event]) -> Rows:
 def _ownership(seed: Seed) -> Rows:
     at_ms = seed.at_ms
     for n in range(seed.size):
-        yield (seed.run_id(n), 1, "activated", *OWNER, 1, at_ms, NONCE, at_ms)
+        yield (seed.run_id(n), 1, "activated", *OWNER, 1, at_ms, NONCE, at_ms, *(None, None))
         if seed.status(n) != "running":
-            yield (seed.run_id(n), 2, "released", *OWNER, 1, None, NONCE, at_ms)
+            yield (seed.run_id(n), 2, "released", *OWNER, 1, None, NONCE, at_ms, *(None, None))
     for sequence in range(1, seed.long + 1):
         type = "activated" if sequence % 2 else "released"
-        yield (LONG_RUN, sequence, type, *OWNER, (sequence + 1) // 2, at_ms, NONCE, at_ms)
+        about = (sequence, type, *OWNER, (sequence + 1) // 2, at_ms, NONCE, at_ms)
+        yield (LONG_RUN, *about, *(None, None))
 
 
 def _subjects(seed: Seed) -> Rows:
@@ -246,7 +248,7 @@ def _operations(seed: Seed) -> Rows:
     at_ms = seed.at_ms
     for n in range(seed.size):
         if seed.status(n) == "running":
-            lease = ("running", NONCE, at_ms + LEASE_MS)
+            lease = ("running", NONCE, 1, at_ms + LEASE_MS)
             times = (at_ms, at_ms)
             yield (seed.run_id(n), "step", "lease", "0" * 64, *lease, None, NONCE, *times)
 

@@ -308,7 +308,18 @@ def test_a_verb_without_a_sound_owner_is_refused(refused: Refusals, run: Json, v
 
 EVIDENCE = {"kind": "lease-expired", "expected_owner": OWNER}
 HEAD = {"sequence": 1, "hash": "a" * 64}
+NO_GENERATIONS = [*NO_COUNTS, 0]
+NO_STATUSES = [*NO_TEXTS, "", "Running", "done"]
 BAD_MEMBERS: dict[tuple[str, str], list[Any]] = {
+    ("own", "expected_status"): NO_STATUSES,
+    ("claim", "expected_status"): NO_STATUSES,
+    ("heartbeat", "generation"): NO_GENERATIONS,
+    ("reconfirm", "generation"): NO_GENERATIONS,
+    ("transition", "generation"): NO_GENERATIONS,
+    ("acknowledge-cancel", "generation"): NO_GENERATIONS,
+    ("activate", "claimed_at_ms"): NO_COUNTS,
+    ("abandon", "claimed_at_ms"): NO_COUNTS,
+    ("recover", "claimed_at_ms"): NO_COUNTS,
     ("own", "lease_ms"): BAD_LEASES,
     ("own", "evidence"): [
         *NO_OBJECTS,
@@ -317,6 +328,7 @@ BAD_MEMBERS: dict[tuple[str, str], list[Any]] = {
         {**EVIDENCE, "kind": None},
         {**EVIDENCE, "more": 1},
         {**EVIDENCE, "checked_at_ms": 1},
+        *({**EVIDENCE, "expected_heartbeat_at_ms": value} for value in NO_COUNTS),
         {**EVIDENCE, "expected_owner": {**OWNER, "more": 1}},
         {**EVIDENCE, "expected_owner": {**OWNER, "pid": -1}},
     ],

@@ -258,9 +258,24 @@ def test_losses_come_in_their_order(client: Client, sql: Sql) -> None:
 
 def test_a_released_run_keeps_its_machine(client: Client) -> None:
     run = client.started(machine="delivery")
-    client.verb(run, "transition", machine="paused").raise_for_status()
     released = client.post(f"/v1/starts/{run['key']}/release", {"owner": run["owner"]})
-    assert released.json()["run"]["machine"]["state"] == "paused"
+    assert released.json()["run"]["machine"] == run["machine"]
+    assert client.start(run["key"]).json()["run"]["machine"] == run["machine"]
+
+
+def test_a_run_whose_machine_moved_is_given_back_by_an_operator_alone_and_keeps_it(
+    client: Client, sql: Sql
+) -> None:
+    run = client.started(machine="delivery")
+    client.verb(run, "transition", machine="paused").raise_for_status()
+    path = f"/v1/starts/{run['key']}"
+    released = client.post(f"{path}/release", {"owner": run["owner"]})
+    assert (released.status_code, released.json()["code"]) == (409, "WORK_RECORDED")
+    sql.lapse(run["run_id"])
+    seen = client.get(path).json()["seen"]
+    verdict = {"decision": "not_executed", "seen": seen, "note": "n"}
+    given_back = client.as_("operator").post(f"{path}/resolve", verdict)
+    assert given_back.json()["run"]["machine"]["state"] == "paused"
     assert client.start(run["key"]).json()["run"]["machine"]["state"] == "paused"
 
 

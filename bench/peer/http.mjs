@@ -1,4 +1,5 @@
 /** Tokens, headers and bodies: everything that comes in is checked here, as the Python Worker checks it. */
+import { digest } from "./canonical.mjs";
 import { invalid, Problem } from "./problem.mjs";
 
 export const IDENTIFIER = /^(?!\.{1,2}$)[A-Za-z0-9._~-]{1,200}$/;
@@ -61,19 +62,20 @@ export function readStart(body) {
 }
 
 export function readHeartbeat(body) {
-  const { owner, lease_ms = null, ...rest } = members(body);
+  const { owner, generation = null, lease_ms = null, ...rest } = members(body);
   nothingElse(rest);
-  return { owner: readOwner(owner), lease_ms: lease_ms === null ? null : leaseMs(lease_ms) };
+  return { owner: readOwner(owner), generation: readGeneration(generation), lease_ms: lease_ms === null ? null : leaseMs(lease_ms) };
 }
 
 /** A checkpoint (`to` running, with a state) or an end (`to` completed, with a result): the two that are measured. */
 export function readTransition(body) {
-  const { owner, to, state, result, expected_head = null, ...rest } = members(body);
+  const { owner, generation = null, to, state, result, expected_head = null, ...rest } = members(body);
   nothingElse(rest);
   if (to !== "running" && to !== "completed") throw invalid("'to' is running or completed here.");
   if ((to === "running") === (state === undefined)) throw invalid("A checkpoint has a state, and nothing else has.");
   if ((to === "completed") === (result === undefined)) throw invalid("An end has a result, and nothing else has.");
-  return { owner: readOwner(owner), to, state, result, expected_head: expected_head === null ? null : readHead(expected_head) };
+  const head = expected_head === null ? null : readHead(expected_head);
+  return { owner: readOwner(owner), generation: readGeneration(generation), to, state, result, expected_head: head };
 }
 
 function readTarget(value) {
@@ -90,6 +92,8 @@ function readOwner(value) {
   nothingElse(rest);
   return { host_id: ownerField(host_id), pid: integer(pid, 0, Number.MAX_SAFE_INTEGER), nonce: ownerField(nonce) };
 }
+
+const readGeneration = (value) => (value === null ? null : integer(value, 1, Number.MAX_SAFE_INTEGER));
 
 function readLineage(value) {
   const { id, round, ...rest } = members(value);
@@ -134,4 +138,9 @@ function ownerField(value) {
 
 const random = (bytes) => crypto.getRandomValues(new Uint8Array(bytes)).toHex();
 export const mintToken = () => random(16);
-export const mintRunId = () => `run_${Date.now().toString(16).padStart(12, "0")}${random(10)}`;
+
+/** A new run id for a key; its last three digits are the slot of the key. */
+export async function mintRunId(key) {
+  const hash = await digest(key.split("~", 1)[0]);
+  return `run_${Date.now().toString(16).padStart(12, "0")}${random(10)}~${hash.slice(0, 3)}`;
+}

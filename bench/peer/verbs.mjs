@@ -11,7 +11,7 @@ export async function start({ request, env, grant, exchange }) {
   const { target, input, owner, lease_ms, parent_run_id, lineage } = wanted;
   const fingerprint = await digest(canonical({ target, input, lineage }));
   nothingElse(rest);
-  const run_id = mintRunId();
+  const run_id = await mintRunId(key);
   const input_json = JSON.stringify(input);
   const state_sha256 = await digest(input_json);
   const payload = { run_id, target, fingerprint, principal: grant.principal, lineage, parent_run_id, subject: null, state_sha256 };
@@ -35,10 +35,10 @@ export async function start({ request, env, grant, exchange }) {
   };
   const results = await batch(env.DB, env.PLANS.start, values, exchange);
   const [fence, reservation, run] = results.slice(-3);
-  return decide(values, results[0].length > 0, readFence(fence), readReservation(reservation[0]), readRun(run[0]), exchange);
+  return decide(values, results[0].length > 0, readFence(fence), readReservation(reservation[0]), run[0], exchange);
 }
 
-function decide(intent, created, fence, held, run, exchange) {
+function decide(intent, created, fence, held, row, exchange) {
   if (held === null) throw new Problem(503, "EXECUTION_FENCED", fence.state);
   if (held.owner.kind !== intent.principal_kind || held.owner.id !== intent.principal_id) throw new Problem(403, "START_OWNER_MISMATCH");
   const { kind, id, thread_id = null } = held.target;
@@ -48,8 +48,10 @@ function decide(intent, created, fence, held, run, exchange) {
   const { fingerprint, subject_sha256, joined, ...reservation } = held;
   if (fingerprint !== intent.fingerprint) throw new Problem(422, "START_INPUT_MISMATCH");
   if (subject_sha256 !== null || joined) throw new Problem(409, "OPERATION_ID_CONFLICT");
+  const run = readRun(row);
   if (run === null) throw new Problem(409, "START_UNRESOLVABLE");
-  const mine = isHeldBy(run, intent);
+  const { now_ms } = row;
+  const mine = isHeldBy(run, intent) && now_ms <= run.lease_expires_at_ms;
   const replay = ENDED.has(run.status) || run.status === "suspended";
   if (!mine && !replay) throw new Problem(409, "START_PENDING");
   if (mine && !created) requireExistingRun(fence, run.run_id);
@@ -66,15 +68,15 @@ export async function read({ env, grant, exchange, run_id }) {
 }
 
 export async function heartbeat({ request, env, grant, exchange, run_id }) {
-  const { owner, lease_ms } = readHeartbeat(await parseBody(request));
-  const values = { run_id, ...viewer(grant), ...ownerColumns(owner), lease_ms, token: mintToken() };
+  const { owner, generation, lease_ms } = readHeartbeat(await parseBody(request));
+  const values = { run_id, ...viewer(grant), ...ownerColumns(owner), generation, lease_ms, token: mintToken() };
   const { won, run, fence } = await attempt(env, env.PLANS.heartbeat, values, exchange);
   if (!won) throw loss(fence, run, "FENCE_LOST");
   return { status: 200, body: { outcome: "renewed", run } };
 }
 
 export async function transition({ request, env, grant, exchange, run_id }) {
-  const { owner, to, state, result, expected_head } = readTransition(await parseBody(request));
+  const { owner, generation, to, state, result, expected_head } = readTransition(await parseBody(request));
   const text = JSON.stringify(to === "running" ? state : result);
   const payload = { from: "running", to, [`${to === "running" ? "state" : "result"}_sha256`]: await digest(text) };
   const head = expected_head ?? (await readOne(env, grant, run_id, exchange)).head;
@@ -82,6 +84,7 @@ export async function transition({ request, env, grant, exchange, run_id }) {
     run_id,
     ...viewer(grant),
     ...ownerColumns(owner),
+    generation,
     head_hash: head.hash,
     text,
     token: mintToken(),
@@ -93,10 +96,10 @@ export async function transition({ request, env, grant, exchange, run_id }) {
   return { status: 200, body: { outcome: "transitioned", run } };
 }
 
-/** A verb's batch: its first statement returns a row if it won; run and fence are read last. */
+/** A verb's batch: its first statement returns a row if it won; run, fence and what beat it are read last. */
 async function attempt(env, plan, values, exchange) {
   const results = await batch(env.DB, plan, values, exchange);
-  const [rows, fence] = results.slice(-2);
+  const [rows, fence] = results.slice(-3);
   return { won: results[0].length > 0, run: found(rows, exchange), fence: readFence(fence) };
 }
 
@@ -129,6 +132,7 @@ function viewer({ principal, scopes }) {
   return scopes.includes("operate") ? { viewer_kind: null, viewer_id: null } : { viewer_kind: principal.kind, viewer_id: principal.id };
 }
 
-function isHeldBy({ status, owner }, { owner_host_id, owner_pid, owner_nonce }) {
-  return status === "running" && owner.host_id === owner_host_id && owner.pid === owner_pid && owner.nonce === owner_nonce;
+function isHeldBy({ status, owner, generation: present }, { owner_host_id, owner_pid, owner_nonce, generation = null }) {
+  const mine = status === "running" && owner.host_id === owner_host_id && owner.pid === owner_pid && owner.nonce === owner_nonce;
+  return mine && (generation === null || generation === present);
 }
