@@ -45,6 +45,7 @@ from fencepost.journal import Head
 from fencepost.operations import Step
 from fencepost.runs import Outcome, Owner, RunStatus, VerbResult
 from fencepost.snapshot import RunReadBack
+from fencepost.storage import races
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Statement
 from helpers import D1Failure, Json, Sql, new_key
@@ -88,6 +89,16 @@ class Stepped(Database):
 
     async def _send(self, statements: Sequence[Statement]) -> str:
         return await Batch(statements)
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes next after a lost race is the walk's to say."""
+
+    async def no_pause(pause_s: float) -> None:
+        return None
+
+    monkeypatch.setattr(races, "_pause", no_pause)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from conftest import ROOT, start_bridge, stop_bridge
-from helpers import NO_TLS, new_key
+from helpers import NO_TLS, a_start, new_key
 from local_runner import QUIET, WRANGLER, Served, npm_start, wrangler_sql
 
 pytestmark = pytest.mark.waits
@@ -67,7 +68,7 @@ def test_a_setting_that_is_no_setting_is_said_in_one_line(setting: dict[str, str
 def test_wrangler_and_the_running_worker_see_the_same_database(tmp_path: Path) -> None:
     with npm_start(FENCEPOST_PERSIST=str(tmp_path)) as served:
         key = new_key()
-        run_id = served.start(key, lease_ms=3_600_000).json()["run"]["run_id"]
+        run_id = served.start(key, json.dumps(a_start(lease_ms=3_600_000))).json()["run"]["run_id"]
         found = wrangler_sql(tmp_path, "SELECT key, run_id FROM fencepost_reservations")
         assert found == [{"key": key, "run_id": run_id}]
         columns, values = "(id, state, updated_at_ms)", "('deployment', 'draining', 1)"
