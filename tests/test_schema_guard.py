@@ -315,7 +315,7 @@ def test_a_view_in_the_place_of_a_table_is_refused(client: Client, database: Sql
 
 @pytest.mark.parametrize(
     "missing",
-    ["INDEX fencepost_runs_by_age", "TABLE fencepost_bindings", "TABLE fencepost_ownership"],
+    ["INDEX fencepost_runs_by_age", "TABLE fencepost_bindings"],
 )
 def test_what_is_missing_is_created_by_a_start_and_by_no_other_write(
     client: Client, database: Sql, run: Json, missing: str

@@ -260,7 +260,7 @@ def insert_history(db: sqlite3.Connection) -> None:
 def insert_the_rest(db: sqlite3.Connection) -> None:
     insert(
         db, "operations", run_id="r", operation_id="s", kind="lease", payload_fingerprint="0" * 64,
-        state="committed", outcome="1", created_at_ms=2000, updated_at_ms=2000, **LEASE, **TOKEN,
+        state="committed", outcome="1", generation=1, created_at_ms=2000, updated_at_ms=2000, **LEASE, **TOKEN,
     )  # fmt: skip
     insert(
         db, "bindings", run_id="r", revision=1, gate="a", receipt_hash="0" * 64,

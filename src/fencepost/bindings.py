@@ -196,21 +196,19 @@ async def bind(
 ) -> Bound:
     """Bind deliveries to a run that `owner` holds: all of them, or none.
 
-    `bindings` has at least one item, and no two with the same revision and gate. Wins: bound;
-    replayed, if all of them were bound before (whatever the head). Losses, in order: fence_lost,
+    `bindings` has an item, and no two with the same revision and gate. Wins: bound; replayed, if
+    all of them were bound before (whatever the head). Losses, in order: fence_lost,
     delivery_revision_conflict, head_changed (against an expected head). One round trip with the
-    head given or hinted, if all or none of them are new, else two. Raises NotFound and Fenced, and
-    Unavailable after lost races without an expected head.
+    head given or hinted, if all or none are new, else two. Raises as `events.append`.
     """
-    # Without a head the first batch only reads. With one it assumes that all are new.
     head = expected_head or head_hint or journal.GENESIS
-    new = bindings if expected_head or head_hint else []
+    # Without a head the first batch only reads. With one it assumes that all are new.
+    new = [] if head is journal.GENESIS else bindings
     who = holder(owner, generation)
 
     async def attempt() -> Bound | None:
         nonlocal new, head
-        token = mint_token()
-        statements = bind_statements(run_id, viewer, who, new, head, token, now_ms)
+        statements = bind_statements(run_id, viewer, who, new, head, token := mint_token(), now_ms)
         back, held = await _attempt(db, run_id, viewer, statements, bindings, token, now_ms)
         if back.won:
             return Bound(back.effect(Outcome.BOUND, owner), held)
@@ -218,9 +216,9 @@ async def bind(
         if not back.run.held_by(owner, generation):
             return Bound(back.lost(Outcome.FENCE_LOST), [])
         loss = _loss(back, bindings, held)
-        missing = [binding for binding in bindings if binding.place not in _places(held)]
-        same = expected_head is None or (back.run.head == expected_head and missing != new)
-        new, head = missing, back.run.head
+        assumed, new = new, [one for one in bindings if one.place not in _places(held)]
+        head = back.run.head
+        same = expected_head is None or (head == expected_head and new != assumed)
         return None if loss.result.outcome is Outcome.HEAD_CHANGED and same else loss
 
     return await races.until_decided(db, attempt)

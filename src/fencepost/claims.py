@@ -323,19 +323,11 @@ async def _remove(
     now_ms: int | None,
 ) -> VerbResult:
     """Remove a claim, and end the run if it would wait although its cancel was requested."""
-    claimant, claimed_at_ms = claim
 
     async def attempt() -> VerbResult | None:
-        token = mint_token()
-        values = _values(run_id, viewer, claimant, token, now_ms)
-        statements = [
-            Statement(removal.sql, **values, claimed_at_ms=claimed_at_ms),
-            fact_statement(run_id, token, removal.ends_as, claimant, "claim"),
-        ]
-        could_win = lambda run: _claims(run, *claim)  # noqa: E731
-        back = await verb(db, statements, token, run_id, viewer, now_ms, could_win=could_win)
+        back = await _remove_only(db, run_id, viewer, claim, removal, now_ms)
         if back.won:
-            return back.effect(removal.won, claimant)
+            return back.effect(removal.won, claim[0])
         back.require_existing_run()
         if not _claims(back.run, *claim):
             return back.lost(removal.gone)
@@ -343,16 +335,46 @@ async def _remove(
             return back.lost(Outcome.CLAIM_FRESH)
         if back.run.status is not RunStatus.PENDING or back.run.cancel_requested_at_ms is None:
             return None
-        params: dict[str, Parameter] = {**claimant.params, "claimed_at_ms": claimed_at_ms}
-        ended = await cancellation.end_waiting(
-            db,
-            back.run,
-            viewer,
-            removal.end_sql,
-            params=params,
-            claim=(claimant, removal.ends_as),
-            now_ms=now_ms,
-        )
-        return ended.effect(removal.won, claimant) if ended.won else None
+        ended = await _remove_and_end(db, back.run, viewer, claim, removal, now_ms)
+        return ended.effect(removal.won, claim[0]) if ended.won else None
 
     return await races.until_decided(db, attempt)
+
+
+async def _remove_only(
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    claim: tuple[Owner, int | None],
+    removal: _Removal,
+    now_ms: int | None,
+) -> RunReadBack:
+    claimant, claimed_at_ms = claim
+    token = mint_token()
+    values = _values(run_id, viewer, claimant, token, now_ms)
+    statements = [
+        Statement(removal.sql, **values, claimed_at_ms=claimed_at_ms),
+        fact_statement(run_id, token, removal.ends_as, claimant, "claim"),
+    ]
+    could_win = lambda run: _claims(run, *claim)  # noqa: E731
+    return await verb(db, statements, token, run_id, viewer, now_ms, could_win=could_win)
+
+
+async def _remove_and_end(
+    db: Database,
+    run: Run,
+    viewer: Principal | None,
+    claim: tuple[Owner, int | None],
+    removal: _Removal,
+    now_ms: int | None,
+) -> RunReadBack:
+    claimant, claimed_at_ms = claim
+    return await cancellation.end_waiting(
+        db,
+        run,
+        viewer,
+        removal.end_sql,
+        params={**claimant.params, "claimed_at_ms": claimed_at_ms},
+        claim=(claimant, removal.ends_as),
+        now_ms=now_ms,
+    )

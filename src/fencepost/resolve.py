@@ -60,13 +60,12 @@ FROM fencepost_reservations AS held WHERE key = :key
 """
 
 # Another key means the run of this one: the one that started it.
-_READ_STARTER = """
+_STARTER_UNSETTLED = """
 SELECT starter.key FROM fencepost_reservations AS held
 JOIN fencepost_reservations AS starter ON starter.run_id = held.run_id AND starter.joined = 0
-WHERE held.key = :key AND held.joined = 1
+WHERE held.key = :key AND held.joined = 1 AND starter.state <> 'terminal'
 """
-_STARTER_UNSETTLED = f"{_READ_STARTER} AND starter.state <> 'terminal'"
-_STARTER_SETTLED = f"{_READ_STARTER} AND starter.state = 'terminal'"
+_STARTER_SETTLED = _STARTER_UNSETTLED.replace("<>", "=")
 
 
 class Look(NamedTuple):

@@ -96,7 +96,7 @@ _OWNERSHIP_1 = Earlier(
 # present generation: its step has been recorded in it, which is the careful way to read it.
 _OPERATIONS_1 = Earlier(
     "fencepost_operations",
-    "a8401f73589214ae8c5100b5eccfa4a298741fbc06b5c8e1d3c43c1540eb757e",
+    "fd2897cd7f50341bd2b4d874e25281a66c08426dbb6c08c2b4d6a309dba856af",
     (
         *("run_id", "operation_id", "kind", "payload_fingerprint", "state", "lease_token"),
         *("lease_expires_at_ms", "outcome", "write_token", "created_at_ms", "updated_at_ms"),

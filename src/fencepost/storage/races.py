@@ -7,6 +7,7 @@ way: what runs out can not be taken for an ordinary answer.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -21,22 +22,25 @@ T = TypeVar("T")
 async def until_decided(db: Database, attempt: Callable[[], Awaitable[T | None]]) -> T:
     """The result of the first attempt that decides; None means that another write came first.
 
-    After a loss it pauses for a random part of a time that doubles with each loss (full jitter),
-    so that many writers at once do not meet again and again. Raises Unavailable (CONTENDED) when
-    limits.RACE_MS are over, or limits.RACE_STATEMENTS_MAX statements were sent. Not guaranteed:
-    that the first to come is the first to win.
+    A loser is told what it lost to, so it tries once more at once. If that loses too, it pauses for
+    a random part of a time that doubles with each pause (full jitter), and begins again: the first
+    attempt after a pause mostly learns what is new, the second one decides. Raises Unavailable
+    (CONTENDED) when limits.RACE_MS are over, or limits.RACE_STATEMENTS_MAX statements were sent.
+    Not guaranteed: that the first to come is the first to win.
     """
     ends = time.monotonic() + limits.RACE_MS / 1000
     pause_ms = float(limits.RACE_PAUSE_MS_MIN)
-    while True:
+    for rested in itertools.cycle([True, False]):
         decided = await attempt()
         if decided is not None:
             return decided
-        pause_s = pause_ms / 1000 * _random()
+        pause_s = 0 if rested else pause_ms / 1000 * _random()
         if time.monotonic() + pause_s > ends or db.statements_sent >= limits.RACE_STATEMENTS_MAX:
-            raise contended()
-        await _pause(pause_s)
-        pause_ms = min(2 * pause_ms, limits.RACE_PAUSE_MS_MAX)
+            break
+        if not rested:
+            await _pause(pause_s)
+            pause_ms = min(2 * pause_ms, limits.RACE_PAUSE_MS_MAX)
+    raise contended()
 
 
 async def _pause(pause_s: float) -> None:
