@@ -21,7 +21,7 @@ PROMISES = {
 }
 TESTS = {
     f"{path.name}::{node.name}"
-    for path in (ROOT / "tests").glob("test_*.py")
+    for path in (ROOT / "tests").rglob("test_*.py")
     for node in ast.parse(path.read_text()).body
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
 }

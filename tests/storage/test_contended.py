@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from conftest import ROOT
 from fencepost import errors, limits
 from fencepost.storage import races
 from fencepost.storage.d1 import Database
 
-SOURCES = sorted((Path(__file__).parent.parent / "src" / "fencepost").rglob("*.py"))
+SOURCES = sorted((ROOT / "src" / "fencepost").rglob("*.py"))
 pytestmark = pytest.mark.anyio
 
 

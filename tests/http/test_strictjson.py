@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fencepost import limits
 from fencepost.http import strictjson
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SAFE = limits.INTEGER_MAX
 values = st.recursive(
     st.none()
