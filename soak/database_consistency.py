@@ -81,40 +81,6 @@ def generations_are_given_once(db: sqlite3.Connection, knowledge: ClientKnowledg
     yield from (f"{run_id}: nobody was ever its owner" for run_id in generations)
 
 
-_UNGRANTED = """
-SELECT run_id || ': held by ' || owner_nonce || ' in generation ' || generation
-FROM fencepost_runs AS run
-WHERE owner_nonce IS NOT NULL AND NOT EXISTS (
-  SELECT 1 FROM fencepost_ownership AS fact
-  WHERE fact.run_id = run.run_id AND fact.type = 'activated' AND fact.generation = run.generation
-    AND fact.owner_host_id = run.owner_host_id AND fact.owner_pid = run.owner_pid
-    AND fact.owner_nonce = run.owner_nonce)
-"""
-
-
-def owners_were_granted_what_they_hold(
-    db: sqlite3.Connection, knowledge: ClientKnowledge
-) -> Iterator[str]:
-    """Whoever owns a run was granted it in its present generation."""
-    yield from (text for (text,) in db.execute(_UNGRANTED))
-
-
-_RECORDED = """
-SELECT back.run_id || ': released after ' || COALESCE(before.type, 'nothing')
-FROM fencepost_events AS back LEFT JOIN fencepost_events AS before
-  ON before.run_id = back.run_id AND before.sequence = back.sequence - 1
-WHERE back.type = 'run-released'
-  AND COALESCE(before.type, '') NOT IN ('run-created', 'run-restarted')
-"""
-
-
-def a_released_attempt_recorded_nothing(
-    db: sqlite3.Connection, knowledge: ClientKnowledge
-) -> Iterator[str]:
-    """Nothing stands in the history between the beginning of an attempt and its release."""
-    yield from (text for (text,) in db.execute(_RECORDED))
-
-
 _UNFIT_KEYS = """
 SELECT held.key || ': ' || held.state || ' of a run that is ' || COALESCE(run.status, 'gone')
 FROM fencepost_reservations AS held LEFT JOIN fencepost_runs AS run USING (run_id)
@@ -137,8 +103,8 @@ SELECT held.key || ': attempt ' || held.attempt || ', given back ' || given.back
   || given.begun || ' times, ' || given.attempts || ' of them as another attempt'
 FROM fencepost_reservations AS held JOIN (
   SELECT run_id,
-    SUM(COALESCE(json_extract(payload, '$.to'), 'pending') = 'pending' AND (type = 'run-released'
-      OR (type = 'run-resolved' AND json_extract(payload, '$.decision') = 'not_executed'))) AS back,
+    SUM(type = 'run-released' OR (type = 'run-resolved'
+      AND json_extract(payload, '$.decision') = 'not_executed')) AS back,
     SUM(type IN ('run-created', 'run-restarted')) AS begun,
     COUNT(DISTINCT CASE type WHEN 'run-created' THEN 1
       WHEN 'run-restarted' THEN json_extract(payload, '$.attempt') END) AS attempts
@@ -238,8 +204,6 @@ INVARIANTS = (
     the_file_is_sound,
     histories_are_linear,
     generations_are_given_once,
-    owners_were_granted_what_they_hold,
-    a_released_attempt_recorded_nothing,
     one_key_a_run,
     an_attempt_begins_once,
     nothing_is_half_deleted,

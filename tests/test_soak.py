@@ -260,8 +260,7 @@ def insert_history(db: sqlite3.Connection) -> None:
 def insert_the_rest(db: sqlite3.Connection) -> None:
     insert(
         db, "operations", run_id="r", operation_id="s", kind="lease", payload_fingerprint="0" * 64,
-        state="committed", outcome="1", generation=1, created_at_ms=2000, updated_at_ms=2000,
-        **LEASE, **TOKEN,
+        state="committed", outcome="1", generation=1, created_at_ms=2000, updated_at_ms=2000, **LEASE, **TOKEN,
     )  # fmt: skip
     insert(
         db, "bindings", run_id="r", revision=1, gate="a", receipt_hash="0" * 64,
@@ -329,13 +328,6 @@ ROWS = {
         "UPDATE fencepost_ownership SET generation = 1",
         "UPDATE fencepost_runs SET generation = 3",
         "DELETE FROM fencepost_ownership",
-    ],
-    "owners_were_granted_what_they_hold": [
-        "UPDATE fencepost_runs SET owner_host_id = 'host', owner_pid = 1, owner_nonce = 'a'",
-    ],
-    "a_released_attempt_recorded_nothing": [
-        "INSERT INTO fencepost_events SELECT run_id, 3, 'run-released', '{}', hash, hash, "
-        "write_token, created_at_ms FROM fencepost_events WHERE sequence = 2",
     ],
     "one_key_a_run": [
         "UPDATE fencepost_reservations SET state = 'started'",
