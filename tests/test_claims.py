@@ -235,8 +235,9 @@ async def test_a_claimant_abandons_its_claim_and_leaves_the_run_as_it_was(
 
 async def test_a_dead_claimants_claim_is_recovered_and_names_it(suspended: Bench) -> None:
     await suspended.verb(claims.claim, ELSEWHERE)
-    assert suspended.run.claim is not None
-    claimed_at_ms = suspended.run.claim.claimed_at_ms
+    claim = suspended.run.claim
+    assert claim is not None
+    claimed_at_ms = claim.claimed_at_ms
     suspended.now_ms = claimed_at_ms + LEASE_MS
     evidence = about(ELSEWHERE)
     assert await suspended.verb(claims.recover, HOST, evidence) is Outcome.CLAIM_FRESH

@@ -97,8 +97,14 @@ def test_run_ids_are_identifiers_that_sort_by_their_time_and_end_with_the_slot_o
 
 @pytest.mark.parametrize(
     ("key", "placed_by"),
-    [("order-42", "order-42"), ("order-42~7", "order-42"), ("order-42~7~8", "order-42")]
-    + [("~order-42", ""), ("order-42~", "order-42"), ("~", "")],
+    [
+        ("order-42", "order-42"),
+        ("order-42~7", "order-42"),
+        ("order-42~7~8", "order-42"),
+        ("order-42~", "order-42"),
+        ("~order-42", ""),
+        ("~", ""),
+    ],
 )
 def test_a_slot_is_twelve_bits_of_the_hash_of_the_part_before_the_first_tilde(
     key: str, placed_by: str
