@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from soak import answer_invariants
-from soak.client_knowledge import ClientKnowledge, Json, KnownKey, Reached
+from soak.client_knowledge import ClientKnowledge, Json, KnownKey, KnownRun, Owner, Reached
 from soak.requests_and_answers import Answer, Request, an_answer_is_documented
 
 SHOWN_MAX = 20
@@ -83,6 +83,8 @@ class AnswerChecker:
             execution = answer_invariants.one_execution_an_attempt
             self._hold(execution, told, attempt, owner, about=request.key)
             told.executors.setdefault(attempt, owner)
+        if body["outcome"] == "started" and request.owner is not None:
+            self._saw_holder(self.knowledge.run(run_id), request, request.owner, answer)
 
     def _key_means(self, key: str, told: KnownKey, run_id: str) -> None:
         self._hold(answer_invariants.one_run_a_key, told, run_id, about=key)
@@ -124,10 +126,24 @@ class AnswerChecker:
         for binding in body.get("bindings", ()):
             self._hold(answer_invariants.a_binding_is_never_changed, told, binding, about=run_id)
             told.bindings[binding["gate"], binding["revision"]] = binding
-        # After a lost reply the run is read back later, when others may have come.
-        if answer.faults is None and request.owner is not None and answer.run is not None:
+        if request.owner is not None:
+            self._saw_holder(told, request, request.owner, answer)
+
+    def _saw_holder(self, told: KnownRun, request: Request, owner: Owner, answer: Answer) -> None:
+        """A verb that won, by a process that says who it is."""
+        run, about = answer.run, request.path
+        if run is not None:
             grant = answer_invariants.a_grant_names_its_owner
-            self._hold(grant, request.owner, answer.outcome, answer.run, about=run_id)
+            self._hold(grant, owner, answer.outcome, run, about=about)
+            passed = answer_invariants.whoever_lost_the_run_since_is_told
+            self._hold(passed, owner, request.verb, answer.body, about=about)
+        generations = set() if request.generation is None else {request.generation}
+        if run is not None and answer.outcome in answer_invariants.HOLDING:
+            generations.add(run["generation"])
+        for generation in generations:
+            holds = answer_invariants.a_generation_is_held_by_whom_it_was_granted
+            self._hold(holds, told, generation, owner, about=about)
+            told.held.setdefault(generation, owner)
 
     def _saw_fence(self, fence: Json) -> None:
         known = self.knowledge.fence.setdefault(fence["revision"], fence["state"])

@@ -113,12 +113,39 @@ def only_an_owner_is_told_to_execute(asked: Owner | None, answer: Json) -> str |
     return f"{asked} was told to execute the {run['status']} run of {owner}"
 
 
+# Who is told one of these holds the run that comes with it, in its generation.
+HOLDING = ("started", "owned", "activated", "renewed", "reconfirmed")
+# Verbs of a holder whose effect stays, whoever holds the run afterwards.
+_EFFECTS = ("transition", "acknowledge-cancel", "events", "bindings", "bind-change")
+
+
 def a_grant_names_its_owner(asked: Owner, outcome: str, run: Json) -> str | None:
-    """A process that wins the ownership of a run is its owner in the answer."""
-    if outcome not in ("owned", "activated", "renewed", "reconfirmed"):
+    """A process that is told it owns or claims a run is the owner or claimant of the run that comes
+    with it, also when the reply of the database was lost and others may have come.
+    """
+    if outcome in HOLDING:
+        holder = owner_of(run["owner"])
+    elif outcome in ("claimed", "stolen"):
+        holder = owner_of(run["claim"] and run["claim"]["owner"])
+    else:
         return None
-    owner = owner_of(run["owner"])
-    return None if owner == asked else f"{asked} was told {outcome}, and the owner is {owner}"
+    return None if holder == asked else f"{asked} was told {outcome}, and the holder is {holder}"
+
+
+def a_generation_is_held_by_whom_it_was_granted(
+    told: KnownRun, generation: int, asked: Owner
+) -> str | None:
+    """Nobody is told that it holds, or acts in, a generation that is another process's."""
+    known = {told.owners.get(generation, asked), told.held.get(generation, asked)}
+    return None if known == {asked} else f"generation {generation} is of {known}, not of {asked}"
+
+
+def whoever_lost_the_run_since_is_told(asked: Owner, verb: str, answer: Json) -> str | None:
+    """An effect that comes with a run of another process says what took it; no other does."""
+    taken = owner_of(answer["run"]["owner"]) not in (None, asked)
+    if verb not in _EFFECTS or taken == ("beaten_by" in answer):
+        return None
+    return f"{verb} of {asked}: run of {answer['run']['owner']}, {answer.get('beaten_by')}"
 
 
 def a_closed_fence_admits_nothing(

@@ -38,6 +38,7 @@ class KnownRun:
     """Everything that was told of one run."""
 
     owners: dict[int, Owner] = field(default_factory=dict)  # by generation
+    held: dict[int, Owner] = field(default_factory=dict)  # by generation: who was told to hold it
     leases: dict[int, list[Lease]] = field(default_factory=dict)  # by generation
     heads: dict[int, str] = field(default_factory=dict)  # hash by sequence
     reached: list[Reached] = field(default_factory=lambda: [Reached(-1)])

@@ -103,8 +103,8 @@ SELECT held.key || ': attempt ' || held.attempt || ', given back ' || given.back
   || given.begun || ' times, ' || given.attempts || ' of them as another attempt'
 FROM fencepost_reservations AS held JOIN (
   SELECT run_id,
-    SUM(type = 'run-released' OR (type = 'run-resolved'
-      AND json_extract(payload, '$.decision') = 'not_executed')) AS back,
+    SUM(type IN ('run-released', 'run-resolved')
+      AND COALESCE(json_extract(payload, '$.to'), 'pending') = 'pending') AS back,
     SUM(type IN ('run-created', 'run-restarted')) AS begun,
     COUNT(DISTINCT CASE type WHEN 'run-created' THEN 1
       WHEN 'run-restarted' THEN json_extract(payload, '$.attempt') END) AS attempts
@@ -117,6 +117,61 @@ WHERE held.joined = 0 AND (held.attempt <> 1 + given.back OR given.begun <> give
 def an_attempt_begins_once(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """By the history: each attempt began once at most, and followed one that was given back."""
     yield from (text for (text,) in db.execute(_ATTEMPTS))
+
+
+# An event before the release that is not the beginning of the attempt; a step, or the
+# acknowledgement of a cancel, in the generation that was released; a release by nobody.
+_WORKED = """
+SELECT gone.run_id || ': released at ' || gone.sequence || ', and recorded before: ' || before.type
+FROM fencepost_events AS gone JOIN fencepost_events AS before USING (run_id)
+WHERE gone.type = 'run-released' AND before.sequence = gone.sequence - 1
+  AND before.type NOT IN ('run-created', 'run-restarted')
+UNION ALL
+SELECT gone.run_id || ': released at ' || gone.sequence || ' in generation '
+  || COALESCE(fact.generation || ', and recorded: ' || COALESCE(operation_id, seen.type), 'unknown')
+FROM fencepost_events AS gone
+LEFT JOIN fencepost_ownership AS fact
+  ON fact.run_id = gone.run_id AND fact.write_token = gone.write_token AND fact.type = 'released'
+LEFT JOIN fencepost_operations AS step
+  ON step.run_id = gone.run_id AND step.generation = fact.generation
+LEFT JOIN fencepost_ownership AS seen ON seen.run_id = gone.run_id
+  AND seen.generation = fact.generation AND seen.type = 'cancel-acknowledged'
+WHERE gone.type = 'run-released'
+  AND (fact.run_id IS NULL OR step.run_id IS NOT NULL OR seen.run_id IS NOT NULL)
+"""
+
+
+def a_released_attempt_recorded_nothing(
+    db: sqlite3.Connection, knowledge: ClientKnowledge
+) -> Iterator[str]:
+    """What was given back was never begun: no event, no step, no acknowledgement in it."""
+    yield from (text for (text,) in db.execute(_WORKED))
+
+
+_CLAIMS = """
+SELECT run_id, type, owner_host_id || ' ' || owner_pid || ' ' || owner_nonce AS owner
+FROM fencepost_ownership WHERE type NOT IN ('cancel-requested', 'cancel-acknowledged')
+ORDER BY run_id, sequence
+"""
+_CLAIMANTS = """
+SELECT run_id, claim_host_id || ' ' || claim_pid || ' ' || claim_nonce AS owner FROM fencepost_runs
+"""
+
+
+def each_claim_ends_once(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
+    """After the fact of a claim comes the fact that it became or that ended it; until then the
+    run shows it.
+    """
+    claimants = {row["run_id"]: row["owner"] for row in db.execute(_CLAIMANTS)}
+    for run_id, rows in itertools.groupby(db.execute(_CLAIMS), lambda row: row["run_id"]):
+        standing = None
+        for row in rows:
+            claims = row["type"] in ("claimed", "stolen")
+            if standing is not None and (claims or row["owner"] != standing):
+                yield f"{run_id}: {row['type']} of {row['owner']} ends the claim of {standing}"
+            standing = row["owner"] if claims else None
+        if claimants.get(run_id) != standing:
+            yield f"{run_id}: claimed by {claimants.get(run_id)}, by the facts by {standing}"
 
 
 _ORPHANS = """
@@ -172,8 +227,9 @@ SELECT 'start' AS work, run_id, created_at_ms AS at_ms, 'start of ' || key AS wh
 FROM fencepost_reservations
 UNION ALL SELECT CASE type WHEN 'run-restarted' THEN 'start' ELSE 'run' END, run_id, created_at_ms,
   type FROM fencepost_events WHERE type NOT IN ('run-created', 'run-released', 'run-resolved')
+    AND json_extract(payload, '$.from') IS NOT 'pending' -- the end by a cancel
 UNION ALL SELECT 'run', run_id, at_ms, type FROM fencepost_ownership
-  WHERE type IN ('claimed', 'stolen', 'activated')
+  WHERE type IN ('claimed', 'stolen', 'activated', 'cancel-acknowledged')
 UNION ALL SELECT 'run', run_id, heartbeat_at_ms, 'heartbeat' FROM fencepost_runs
   WHERE heartbeat_at_ms IS NOT NULL
 UNION ALL SELECT 'run', run_id, cancel_acknowledged_at_ms, 'acknowledge' FROM fencepost_runs
@@ -206,6 +262,8 @@ INVARIANTS = (
     generations_are_given_once,
     one_key_a_run,
     an_attempt_begins_once,
+    a_released_attempt_recorded_nothing,
+    each_claim_ends_once,
     nothing_is_half_deleted,
     the_fence_is_respected,
 )

@@ -155,6 +155,18 @@ def owners_are_kept(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Itera
                 yield f"{run_id}: generation {generation} is {stored.get(generation)}, not {owner}"
 
 
+def nobody_held_what_it_was_not_granted(
+    db: sqlite3.Connection, knowledge: ClientKnowledge
+) -> Iterator[str]:
+    """Whoever was told that it holds, or acted in, a generation is the one who was granted it."""
+    for run_id, told, rows in _present(db, knowledge, _ACTIVATED):
+        stored = {row["generation"]: tuple(row)[2:] for row in rows}
+        for generation, owner in told.held.items():
+            if stored.get(generation) != owner:
+                granted = stored.get(generation)
+                yield f"{run_id}: {owner} held generation {generation}, granted to {granted}"
+
+
 INVARIANTS = (
     runs_are_kept,
     keys_are_kept,
@@ -164,4 +176,5 @@ INVARIANTS = (
     bindings_are_kept,
     no_lease_was_cut_short,
     owners_are_kept,
+    nobody_held_what_it_was_not_granted,
 )

@@ -97,20 +97,20 @@ async def _run_the_proof(client: Client) -> None:
 
 
 async def resolve(client: Client) -> None:
-    """Says of a start whose owner seems to be gone whether it executed."""
+    """Says of a start that nobody seems to execute whether it executed."""
     job = client.shared.live_job(client.rng)
     if job is None:
         return
     held = await client.get(f"/v1/starts/{job.key}", token="operator")  # noqa: S106
-    if not held.won or held.body["reservation"]["state"] != "started":
+    if not held.won or held.body["reservation"]["state"] == "terminal":
         return
-    executed = client.rng.random() < 0.3
+    decision = client.rng.choice(["executed", "not_executed", "not_executed", "cancelled"])
     body: Json = {
-        "decision": "executed" if executed else "not_executed",
-        "attempt": held.body["reservation"]["attempt"],
+        "decision": decision,
+        "seen": held.body["seen"],
         "note": "seen in the ledger",
     }
-    if executed:
+    if decision == "executed":
         body["result"] = {"resolved": job.key}
     path = f"/v1/starts/{job.key}/resolve"
     client.told(job, await client.post(path, body, token="operator"))  # noqa: S106

@@ -20,8 +20,8 @@ GATED = frozenset(
 # What a verb may lose by (docs/states.md).
 LOSSES = {
     "starts": "START_PENDING START_UNRESOLVABLE RUN_LOOKUP_CONFLICT",
-    "release": "FENCE_LOST SNAPSHOT_CHANGED",
-    "resolve": "ATTEMPT_CHANGED HEARTBEAT_FRESH SNAPSHOT_CHANGED",
+    "release": "FENCE_LOST KEY_JOINED SNAPSHOT_CHANGED WORK_RECORDED",
+    "resolve": "KEY_JOINED HEARTBEAT_FRESH CLAIM_FRESH SNAPSHOT_CHANGED",
     "claim": "ALREADY_CLAIMED HEARTBEAT_FRESH SNAPSHOT_CHANGED",
     "activate": "CLAIM_LOST SNAPSHOT_CHANGED",
     "own": "ALREADY_CLAIMED HEARTBEAT_FRESH EVIDENCE_REQUIRED SNAPSHOT_CHANGED",
@@ -42,6 +42,13 @@ LOSSES = {
     "commit": "FENCE_LOST LEASE_FENCED",
     "interrupt": "FENCE_LOST LEASE_FENCED",
     "transitions": "",
+}
+# A grant that was over before the caller could be told of it: only a lost reply takes so long.
+LATE = {
+    "claim": "OVERTAKEN",
+    "steal": "OVERTAKEN",
+    "activate": "OVERTAKEN LEASE_LAPSED",
+    "own": "OVERTAKEN LEASE_LAPSED",
 }
 # A 503 that only a lost reply explains; the others that the product knows must not be seen.
 FAULTY = frozenset({"WRITE_OUTCOME_UNKNOWN", "STORAGE_UNREADABLE", "EXECUTION_FENCE_UNREADABLE"})
@@ -78,6 +85,11 @@ class Request:
     @property
     def owner(self) -> Owner | None:
         return owner_of((self.body or {}).get("owner"))
+
+    @property
+    def generation(self) -> int | None:
+        """The generation in which the sender says that it holds the run."""
+        return (self.body or {}).get("generation")
 
     @property
     def work(self) -> str | None:
@@ -126,7 +138,8 @@ class Answer:
 def an_answer_is_documented(request: Request, answer: Answer) -> str | None:
     """A success, or a problem of the table with its status, that the verb may lose by.
 
-    A lost reply may cost an answer (503) where a fault was asked for, and nowhere else; a 500
+    A lost reply may cost an answer (503), or a grant, where a fault was asked for, and nowhere
+    else; a 500
     and any other 503 than the fence's and a lost race are never expected.
     """
     if answer.won:
@@ -138,6 +151,7 @@ def an_answer_is_documented(request: Request, answer: Answer) -> str | None:
     if code == "EXECUTION_FENCED":
         return "fenced by an open fence" if answer.body.get("state") == "open" else None
     expected = {*LOSSES.get(request.verb, "").split(), *request.may, "CONTENDED"}
-    if code in expected or (code in FAULTY and answer.faults is not None):
+    late = {*FAULTY, *LATE.get(request.verb, "").split()}
+    if code in expected or (code in late and answer.faults is not None):
         return None
     return f"{code}: {answer.body['detail']}"

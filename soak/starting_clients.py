@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from soak.client_knowledge import Json
 from soak.clients import Client, Job
@@ -64,7 +65,7 @@ async def start_new(client: Client) -> None:
     client.shared.add(job, client.rng)
     for owner, answer in zip(owners + twice, answers, strict=True):
         if answer.outcome == "started":
-            await work(client, job, owner)
+            await work(client, job, owner, answer)
             return
 
 
@@ -77,7 +78,7 @@ async def start_again(client: Client) -> None:
     wait_s = client.rng.choice([None, None, 1, 2])
     answer = await send_start(client, job, owner, wait_s)
     if answer.status == 201 and owner is not None:
-        await work(client, job, owner)
+        await work(client, job, owner, answer)
 
 
 async def misuse(client: Client) -> None:
@@ -102,16 +103,34 @@ async def misuse(client: Client) -> None:
         client.caller.checker.findings.add("a_key_means_one_thing", text)
 
 
+# What a process may do before it gives its start back; only a heartbeat leaves it to be given.
+_STEP = "operations/step/acquire"
+_BEFORE: dict[str, Json] = {
+    "heartbeat": {},
+    "events": {"type": "begun"},
+    "transition": {"to": "running"},
+    _STEP: {"ttl_ms": 50},
+}
+
+
 async def release(client: Client) -> None:
-    """A process takes a new key and gives it back at once; the key is then started anew."""
+    """A process takes a new key and gives it back; the key is then started anew.
+
+    Some have done something before: such a start is not theirs to give back.
+    """
     job, owner = _new_job(client), client.new_owner()
     answer = await send_start(client, job, owner)
     if answer.outcome != "started":
         return
     client.shared.add(job, client.rng)
+    assert answer.run is not None
+    whole = {"owner": owner, "generation": answer.run["generation"]}
+    me: Json = client.rng.choice([whole, {"owner": owner}])
+    for verb in client.rng.choice([(), (), *itertools.combinations(_BEFORE, 1), ("events", _STEP)]):
+        await client.verb(job, verb, **me, **_BEFORE[verb])
     path = f"/v1/starts/{job.key}/release"
-    client.told(job, await client.post(path, {"owner": owner}, token=job.token))
+    client.told(job, await client.post(path, me, token=job.token))
     next_owner = client.new_owner()
     again = await send_start(client, job, next_owner)
     if again.outcome == "started":
-        await work(client, job, next_owner)
+        await work(client, job, next_owner, again)

@@ -15,7 +15,15 @@ def _evidence(client: Client, job: Job, taker: Json) -> Json:
     same = owner["host_id"] == taker["host_id"]
     fitting = "same-host-pid-dead" if same else "cross-host-unreachable-stale"
     kind = "lease-expired" if client.rng.random() < 0.8 else fitting
-    return {"kind": kind, "expected_owner": owner}
+    evidence: Json = {"kind": kind, "expected_owner": owner}
+    if client.rng.random() < 0.5:
+        evidence["expected_heartbeat_at_ms"] = job.run["heartbeat_at_ms"]
+    return evidence
+
+
+def _expected_status(client: Client, job: Job) -> Json:
+    """Half of the clients say in which status they saw the run last."""
+    return {"expected_status": job.run["status"]} if client.rng.random() < 0.5 else {}
 
 
 async def take_over(client: Client) -> None:
@@ -32,14 +40,15 @@ async def take_over(client: Client) -> None:
     answers = await asyncio.gather(*[take(client, job, taker) for taker in takers])
     for taker, answer in zip(takers, answers, strict=True):
         if answer.outcome in ("owned", "activated"):
-            await work(client, job, taker)
+            await work(client, job, taker, answer)
             return
 
 
 async def _own(client: Client, job: Job, taker: Json) -> Answer:
     evidence = {"evidence": _evidence(client, job, taker)} if job.run["owner"] else {}
     lease = {"lease_ms": 1000} if client.rng.random() < 0.5 else {}
-    return await client.verb(job, "own", owner=taker, **evidence, **lease)
+    expected = _expected_status(client, job)
+    return await client.verb(job, "own", owner=taker, **evidence, **lease, **expected)
 
 
 async def _by_claim(client: Client, job: Job, taker: Json) -> Answer:
@@ -48,14 +57,18 @@ async def _by_claim(client: Client, job: Job, taker: Json) -> Answer:
         evidence = _evidence(client, job, taker)
         answer = await client.verb(job, "steal", owner=taker, evidence=evidence)
     else:
-        answer = await client.verb(job, "claim", owner=taker)
-    if answer.won:
+        expected = _expected_status(client, job)
+        answer = await client.verb(job, "claim", owner=taker, **expected)
+    if answer.won and answer.run is not None:
         then = client.rng.choice(["activate", "activate", "activate", "abandon", ""])
-        return await client.verb(job, then, owner=taker) if then else answer
+        claimed_at_ms = answer.run["claim"]["claimed_at_ms"]
+        named = {"claimed_at_ms": claimed_at_ms} if client.rng.random() < 0.7 else {}
+        return await client.verb(job, then, owner=taker, **named) if then else answer
     if answer.code == "ALREADY_CLAIMED" and job.run["claim"] is not None:
-        dead = job.run["claim"]["owner"]
-        evidence = {"kind": "lease-expired", "expected_owner": dead}
-        await client.verb(job, "recover", owner=taker, evidence=evidence)
+        dead = job.run["claim"]
+        evidence = {"kind": "lease-expired", "expected_owner": dead["owner"]}
+        named = {"claimed_at_ms": dead["claimed_at_ms"]} if client.rng.random() < 0.5 else {}
+        await client.verb(job, "recover", owner=taker, evidence=evidence, **named)
     return answer
 
 

@@ -39,6 +39,7 @@ def a_run(**members: Any) -> Json:
         "run_id": "r",
         "status": "running",
         "owner": A,
+        "claim": None,
         "generation": 1,
         "heartbeat_at_ms": 100,
         "lease_expires_at_ms": 200,
@@ -70,6 +71,26 @@ def seen(run: Json) -> tuple[Request, Answer]:
 
 def verb(name: str, body: Json, **sent: Any) -> tuple[Request, Answer]:
     return Request("POST", f"/v1/runs/r/{name}", {"owner": A, **sent}), Answer(200, body, 0)
+
+
+def by_claim(name: str, outcome: str, claimant: Json) -> tuple[Request, Answer]:
+    claim = {"owner": claimant, "claimed_at_ms": 1}
+    run = a_run(status="suspended", owner=None, claim=claim)
+    return verb(name, {"outcome": outcome, "run": run})
+
+
+def appended(answer: Json, **sent: Any) -> tuple[Request, Answer]:
+    event = {"sequence": 2, "hash": "h2", "type": "noted", "payload": 1}
+    return verb("events", {"outcome": "appended", "event": event, **answer}, **sent)
+
+
+def late(exchange: tuple[Request, Answer]) -> tuple[Request, Answer]:
+    """The same answer, after a reply of the database was lost."""
+    request, answer = exchange
+    return request, Answer(answer.status, answer.body, answer.sent, "lost")
+
+
+BEATEN = {"type": "activated", "generation": 2, "sequence": 3, "at_ms": 1}
 
 
 def step(name: str, state: str, outcome: Any = None, owner: Json = A) -> tuple[Request, Answer]:
@@ -126,6 +147,32 @@ TOLD: list[tuple[str, list[Exchange]]] = [
     ("only_an_owner_is_told_to_execute", [a_start(B, run={"owner": A})]),
     ("only_an_owner_is_told_to_execute", [a_start(run=ended())]),
     ("a_grant_names_its_owner", [verb("own", {"outcome": "owned", "run": a_run(owner=B)})]),
+    ("a_grant_names_its_owner", [late(verb("own", {"outcome": "owned", "run": a_run(owner=B)}))]),
+    ("a_grant_names_its_owner", [verb("claim", {"outcome": "claimed", "run": a_run(owner=None)})]),
+    ("a_grant_names_its_owner", [late(by_claim("claim", "claimed", B))]),
+    ("a_grant_names_its_owner", [by_claim("steal", "stolen", A), by_claim("steal", "stolen", B)]),
+    (
+        "a_generation_is_held_by_whom_it_was_granted",
+        [seen(a_run(owner=B)), appended({"run": a_run(owner=None)}, generation=1)],
+    ),
+    (
+        "a_generation_is_held_by_whom_it_was_granted",
+        [
+            appended({"run": a_run(owner=None)}, generation=1),
+            verb("operations/s/renew", {"outcome": "renewed"}, owner=B, generation=1),
+        ],
+    ),
+    (
+        "whoever_lost_the_run_since_is_told",
+        [
+            appended({"run": a_run(owner=B, generation=2), "beaten_by": BEATEN}),
+            appended({"run": a_run(owner=B, generation=2)}),
+        ],
+    ),
+    (
+        "whoever_lost_the_run_since_is_told",
+        [appended({"run": a_run()}), appended({"run": a_run(), "beaten_by": BEATEN})],
+    ),
     ("a_committed_outcome_stays", [step("committed", "committed", 1), step("acquired", "running")]),
     (
         "a_committed_outcome_stays",
@@ -146,6 +193,8 @@ TOLD: list[tuple[str, list[Exchange]]] = [
     ("an_answer_is_documented", [problem(503, "WRITE_OUTCOME_UNKNOWN")]),
     ("an_answer_is_documented", [problem(503, "EXECUTION_FENCED", state="open")]),
     ("an_answer_is_documented", [problem(409, "CLAIM_FRESH")]),
+    ("an_answer_is_documented", [problem(409, "OVERTAKEN")]),
+    ("an_answer_is_documented", [late(problem(409, "WORK_RECORDED"))]),
     ("an_answer_is_documented", [(problem(500, "INTERNAL")[0], Answer(502, "bad gateway", 0))]),
 ]
 
@@ -214,7 +263,7 @@ def test_memory_that_grows_is_reported() -> None:
 # --- Rows --------------------------------------------------------------------------------
 
 
-TOKEN, LEASE = {"write_token": "t"}, {"lease_token": "t"}
+TOKEN, LEASE = {"write_token": "t"}, {"lease_token": "t", "generation": 1}
 
 
 def insert(db: sqlite3.Connection, table: str, **columns: Any) -> None:
@@ -225,6 +274,8 @@ def insert(db: sqlite3.Connection, table: str, **columns: Any) -> None:
 
 FIRST = journal.next_event(journal.GENESIS, "run-created", {"run_id": "r"})
 LAST = journal.next_event(FIRST.head, "state-transitioned", {"to": "completed"})
+CREATED = journal.next_event(journal.GENESIS, "run-created", {"run_id": "g"})
+RELEASED = journal.next_event(CREATED.head, "run-released", {"attempt": 1})
 
 
 def insert_run(db: sqlite3.Connection) -> None:
@@ -257,10 +308,36 @@ def insert_history(db: sqlite3.Connection) -> None:
         )  # fmt: skip
 
 
+def insert_a_released_run(db: sqlite3.Connection) -> None:
+    who = {"target_kind": "workflow", "target_id": "t", "created_at_ms": 1000}
+    insert(
+        db, "reservations", key="kg", owner_kind="service", owner_id="a", fingerprint="0" * 64,
+        run_id="g", state="reserved", attempt=2, updated_at_ms=1500, joined=0, **who,
+    )  # fmt: skip
+    insert(
+        db, "runs", run_id="g", principal_kind="service", principal_id="a", status="pending",
+        generation=1, lease_ms=1000, head_sequence=2, head_hash=RELEASED.hash,
+        **{**TOKEN, "write_token": "t2"}, updated_at_ms=1500, **who,
+    )  # fmt: skip
+    insert(db, "snapshots", run_id="g", state="1")
+    for event, type in ((CREATED, "activated"), (RELEASED, "released")):
+        token, at_ms = f"t{event.sequence}", 500 + event.sequence * 500
+        insert(
+            db, "events", run_id="g", sequence=event.sequence, type=event.type,
+            payload=event.payload_json, prior_hash=event.prior_hash, hash=event.hash,
+            write_token=token, created_at_ms=at_ms,
+        )  # fmt: skip
+        insert(
+            db, "ownership", run_id="g", sequence=event.sequence, type=type, owner_host_id="host",
+            owner_pid=1, owner_nonce="a", generation=1, write_token=token, at_ms=at_ms,
+        )  # fmt: skip
+
+
 def insert_the_rest(db: sqlite3.Connection) -> None:
     insert(
         db, "operations", run_id="r", operation_id="s", kind="lease", payload_fingerprint="0" * 64,
-        state="committed", outcome="1", generation=1, created_at_ms=2000, updated_at_ms=2000, **LEASE, **TOKEN,
+        state="committed", outcome="1", generation=1, created_at_ms=2000, updated_at_ms=2000,
+        **LEASE, **TOKEN,
     )  # fmt: skip
     insert(
         db, "bindings", run_id="r", revision=1, gate="a", receipt_hash="0" * 64,
@@ -276,9 +353,10 @@ def insert_the_rest(db: sqlite3.Connection) -> None:
 
 @pytest.fixture
 def db() -> Iterator[sqlite3.Connection]:
-    """One run: started, stolen after its lease, ended, with an operation and a binding.
+    """A run: started, stolen after its lease, ended, with an operation and a binding; and another
+    one, which was started and released.
 
-    The fence was draining from 5000 to 6000; all of the run happened before.
+    The fence was draining from 5000 to 6000; all that happened to them happened before.
     """
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         db.row_factory = sqlite3.Row
@@ -288,6 +366,7 @@ def db() -> Iterator[sqlite3.Connection]:
         insert_run(db)
         insert_history(db)
         insert_the_rest(db)
+        insert_a_released_run(db)
         yield db
 
 
@@ -336,13 +415,32 @@ ROWS = {
         "UPDATE fencepost_runs SET finished_at_ms = NULL",
         "INSERT INTO fencepost_reservations SELECT 'k2', owner_kind, owner_id, target_kind, "
         "target_id, thread_id, fingerprint, run_id, state, attempt, claim_nonce, outcome, "
-        "created_at_ms, updated_at_ms, joined, subject_sha256 FROM fencepost_reservations",
+        "created_at_ms, updated_at_ms, joined, subject_sha256 FROM fencepost_reservations "
+        "WHERE key = 'k'",
     ],
     "an_attempt_begins_once": [
         "UPDATE fencepost_reservations SET attempt = 2",
-        "UPDATE fencepost_events SET type = 'run-released' WHERE sequence = 2",
+        "UPDATE fencepost_reservations SET attempt = 1",
+        "UPDATE fencepost_events SET type = 'run-resolved', payload = '{\"to\": \"cancelled\"}' "
+        "WHERE type = 'run-released'",
+        "UPDATE fencepost_events SET type = 'run-released', payload = '{}' WHERE sequence = 2",
         "UPDATE fencepost_events SET type = 'run-restarted', payload = '{\"attempt\": 1}' "
         "WHERE sequence = 2",
+    ],
+    "a_released_attempt_recorded_nothing": [
+        "UPDATE fencepost_events SET type = 'noted' WHERE type = 'run-created'",
+        "UPDATE fencepost_operations SET run_id = 'g'",
+        "UPDATE fencepost_ownership SET write_token = 'other' WHERE type = 'released'",
+        "INSERT INTO fencepost_ownership (run_id, sequence, type, owner_host_id, owner_pid, "
+        "owner_nonce, generation, write_token, at_ms) "
+        "VALUES ('g', 3, 'cancel-acknowledged', 'host', 1, 'a', 1, 't', 1200)",
+    ],
+    "each_claim_ends_once": [
+        "UPDATE fencepost_ownership SET owner_nonce = 'c' WHERE type = 'stolen'",
+        "UPDATE fencepost_ownership SET type = 'stolen' WHERE run_id = 'r' AND sequence = 3",
+        "UPDATE fencepost_ownership SET type = 'stolen' WHERE run_id = 'r' AND sequence = 1",
+        "UPDATE fencepost_runs SET claim_host_id = 'host', claim_pid = 1, claim_nonce = 'c'",
+        "DELETE FROM fencepost_ownership WHERE run_id = 'r' AND sequence = 3",
     ],
     "nothing_is_half_deleted": ["DELETE FROM fencepost_runs"],
     "the_fence_is_respected": [
@@ -379,6 +477,10 @@ ROWS = {
         "DELETE FROM fencepost_bindings",
     ],
     "no_lease_was_cut_short": ["UPDATE fencepost_ownership SET at_ms = 1500 WHERE sequence = 2"],
+    "nobody_held_what_it_was_not_granted": [
+        "UPDATE fencepost_ownership SET owner_nonce = 'c' WHERE sequence = 1 AND run_id = 'r'",
+        "DELETE FROM fencepost_ownership WHERE sequence = 3",
+    ],
     "owners_are_kept": ["UPDATE fencepost_ownership SET owner_nonce = 'c' WHERE sequence = 3"],
 }
 
