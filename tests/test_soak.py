@@ -336,7 +336,7 @@ def insert_a_released_run(db: sqlite3.Connection) -> None:
 def insert_the_rest(db: sqlite3.Connection) -> None:
     insert(
         db, "operations", run_id="r", operation_id="s", kind="lease", payload_fingerprint="0" * 64,
-        state="committed", outcome="1", generation=1, created_at_ms=2000, updated_at_ms=2000,
+        state="committed", outcome="1", created_at_ms=2000, updated_at_ms=2000,
         **LEASE, **TOKEN,
     )  # fmt: skip
     insert(
