@@ -21,6 +21,7 @@ from fencepost.snapshot import (
     RunReadBack,
     found,
     not_found,
+    read,
     read_back,
     read_back_statements,
     read_statement,
@@ -242,7 +243,8 @@ async def _attempt(
     try:
         written = await writes.write(db, intent)
     except errors.MissingTable:
-        raise not_found() from None
+        await read(db, run_id, viewer)
+        raise
     *reads_back, places = written.reads
     held = sorted((Binding.from_row(row) for row in places.rows), key=lambda b: b.place)
     return read_back(written.rows, reads_back), held

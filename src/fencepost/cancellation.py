@@ -19,7 +19,7 @@ from fencepost.snapshot import (
     VISIBLE,
     RunReadBack,
     found,
-    not_found,
+    read,
     scope,
     verb,
     write_receipt,
@@ -327,7 +327,8 @@ async def cancel_lineage(
     try:
         written = await writes.write(db, write)
     except errors.MissingTable:
-        raise not_found() from None
+        await read(db, run_id, viewer)
+        raise
     run, won = found(written.reads[0]), written.won
     waiting = [Run.from_row(row) for row in written.reads[2].rows]
     for member in waiting:

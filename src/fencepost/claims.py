@@ -327,7 +327,7 @@ async def _remove(
     async def attempt() -> VerbResult | None:
         back = await _remove_only(db, run_id, viewer, claim, removal, now_ms)
         if back.won:
-            return back.effect(removal.won, claim[0])
+            return VerbResult(removal.won, back.run)
         back.require_existing_run()
         if not _claims(back.run, *claim):
             return back.lost(removal.gone)
@@ -336,7 +336,7 @@ async def _remove(
         if back.run.status is not RunStatus.PENDING or back.run.cancel_requested_at_ms is None:
             return None
         ended = await _remove_and_end(db, back.run, viewer, claim, removal, now_ms)
-        return ended.effect(removal.won, claim[0]) if ended.won else None
+        return VerbResult(removal.won, ended.run) if ended.won else None
 
     return await races.until_decided(db, attempt)
 

@@ -275,5 +275,6 @@ async def verb(
     try:
         written = await writes.write(db, intent)
     except errors.MissingTable:
-        raise not_found() from None
+        await read(db, run_id, viewer)
+        raise
     return read_back(written.rows, written.reads)

@@ -190,6 +190,8 @@ async def bind_change(
             return back.lost(Outcome.FENCE_LOST)
         head = back.run.head
         outcome = await _bind_loss(db, back.run, name)
+        if outcome is Outcome.BOUND:
+            return VerbResult(outcome, back.run)
         return None if outcome is None else back.lost(outcome)
 
     return await races.until_decided(db, attempt)

@@ -331,6 +331,17 @@ def test_what_is_missing_is_created_by_a_start_and_by_no_other_write(
     assert set(after) - set(before) >= {missing.split()[1]}
 
 
+def test_a_run_is_not_said_to_be_missing_when_another_table_is(
+    client: Client, database: Sql, run: Json
+) -> None:
+    database("DROP TABLE fencepost_ownership")
+    forget(client, database)
+    answer = client.verb(run, "heartbeat")
+    assert (answer.status_code, answer.json()["retry"]) == (503, "same-key")
+    assert client.start(new_key()).status_code == 201
+    assert client.verb(run, "heartbeat").status_code == 200
+
+
 def test_a_replay_during_a_drain_needs_no_table_that_came_later(
     client: Client, database: Sql, run: Json
 ) -> None:
