@@ -514,7 +514,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_abandon,
         takes=BY_CLAIM,
-        problems=("CLAIM_LOST",),
+        problems=("CLAIM_LOST", "CONTENDED"),
     ),
     Route(
         method="POST",
@@ -522,7 +522,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_recover,
         takes=RECOVER,
-        problems=("LIVENESS_UNCONFIRMED", "CLAIM_CHANGED", "CLAIM_FRESH"),
+        problems=("LIVENESS_UNCONFIRMED", "CLAIM_CHANGED", "CLAIM_FRESH", "CONTENDED"),
     ),
     Route(
         method="POST",
@@ -554,6 +554,6 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("start", "operate"),
         handler=post_cancel_lineage,
         takes=NOTHING,
-        problems=("TERMINAL", "ALREADY_REQUESTED"),
+        problems=("CONTENDED", "TERMINAL", "ALREADY_REQUESTED", "EXECUTION_FENCE_UNREADABLE"),
     ),
 )
