@@ -1,3 +1,26 @@
+SELECT json(CASE WHEN (SELECT group_concat(name) FROM pragma_table_info('fencepost_fence'))
+  = 'id,state,revision,proof_key,proof_run_id,transition_key,transition_receipt,updated_at_ms'
+  THEN '{}' ELSE 'another shape' END);
+
+CREATE TABLE fencepost_fence_next (
+  id TEXT PRIMARY KEY CHECK (id = 'deployment'),
+  -- No CHECK on the values of state: a newer build may know more of them, and a build that
+  -- does not know one must find it here and stay closed.
+  state TEXT NOT NULL,
+  revision INTEGER NOT NULL DEFAULT 0 CHECK (revision BETWEEN 0 AND 9007199254740991),
+  proof_key TEXT,
+  proof_run_id TEXT,
+  updated_at_ms INTEGER NOT NULL,
+  CHECK ((state = 'proof-only') = (proof_key IS NOT NULL)),
+  CHECK (proof_run_id IS NULL OR proof_key IS NOT NULL)
+) STRICT, WITHOUT ROWID;
+
+INSERT INTO fencepost_fence_next (id, state, revision, proof_key, proof_run_id, updated_at_ms) SELECT id, state, revision, proof_key, proof_run_id, updated_at_ms FROM fencepost_fence;
+
+DROP TABLE fencepost_fence;
+
+ALTER TABLE fencepost_fence_next RENAME TO fencepost_fence;
+
 SELECT json(CASE WHEN (SELECT group_concat(name) FROM pragma_table_info('fencepost_reservations'))
   = 'key,owner_kind,owner_id,target_kind,target_id,thread_id,fingerprint,run_id,state,attempt,claim_nonce,outcome,created_at_ms,updated_at_ms'
   THEN '{}' ELSE 'another shape' END);
@@ -195,6 +218,8 @@ CREATE TABLE IF NOT EXISTS fencepost_operations (
   -- The run's generation in which that lease was granted: the lease ends with the generation.
   generation INTEGER NOT NULL CHECK (generation >= 0),
   lease_expires_at_ms INTEGER,
+  -- Why it is interrupted: its holder ended the lease, or the lease was over.
+  cause TEXT CHECK (cause IN ('holder', 'lapse')),
   -- JSON; a committed null is the text null.
   outcome TEXT CHECK (json_valid(outcome)),
   write_token TEXT NOT NULL,
@@ -202,7 +227,24 @@ CREATE TABLE IF NOT EXISTS fencepost_operations (
   updated_at_ms INTEGER NOT NULL CHECK (updated_at_ms >= created_at_ms),
   PRIMARY KEY (run_id, operation_id),
   CHECK ((state = 'running') = (lease_expires_at_ms IS NOT NULL)),
+  CHECK ((state = 'interrupted') = (cause IS NOT NULL)),
   CHECK ((state = 'committed') = (outcome IS NOT NULL))
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS fencepost_requests (
+  -- Empty for a request of the deployment.
+  run_id TEXT NOT NULL,
+  principal_kind TEXT NOT NULL CHECK (principal_kind IN ('human', 'service', 'agent', 'system')),
+  principal_id TEXT NOT NULL,
+  key TEXT NOT NULL CHECK (length(key) BETWEEN 1 AND 200),
+  verb TEXT NOT NULL,
+  fingerprint TEXT NOT NULL CHECK (length(fingerprint) = 64),
+  outcome TEXT NOT NULL,
+  -- What it granted or wrote, as far as the rows may not show it any more.
+  answer TEXT NOT NULL CHECK (json_valid(answer) AND length(answer) <= 512),
+  write_token TEXT NOT NULL,
+  at_ms INTEGER NOT NULL,
+  PRIMARY KEY (run_id, principal_kind, principal_id, key)
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX IF NOT EXISTS fencepost_reservations_unsettled

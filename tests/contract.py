@@ -21,6 +21,17 @@ ENDED = ("completed", "failed", "cancelled")
 COVERABLE = frozenset({"start", "heartbeat", "acquire", "renew"})
 # Verbs that may mark a lapsed lease although they lose; then they look once more.
 MARKING = frozenset({"commit", "interrupt"})
+# Those that an `Idempotency-Key` does not name: a start has its own, a look writes nothing, and the
+# others are safe to send again by nature.
+UNKEYED = frozenset({"start", "look", "heartbeat", "renew", "assert_held"})
+OF_THE_DEPLOYMENT = frozenset({"release", "resolve", "move_fence"})
+WON = frozenset(
+    (
+        *("released", "resolved", "owned", "claimed", "stolen", "activated", "abandoned"),
+        *("recovered", "transitioned", "appended", "cancel_requested", "cancel_acknowledged"),
+        *("acquired", "committed", "interrupted", "moved"),
+    )
+)
 CREATED_OR_RESTARTED = ("run-created", "run-restarted")
 
 
@@ -42,8 +53,11 @@ class Grant(NamedTuple):
 
 
 class Answer(NamedTuple):
+    """`replayed`: of a keyed request that had its effect before."""
+
     outcome: str
     grant: Grant | None = None
+    replayed: bool = False
 
 
 class Evidence(NamedTuple):
@@ -151,18 +165,32 @@ class Contract:
     facts: list[Fact] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     minted: int = 0
+    # Who ended the run, in which generation, and how.
+    ended_by: tuple[Any, ...] | None = None
+    # What keyed requests came to.
+    named: dict[int, Answer] = field(default_factory=dict)
 
     def copy(self) -> Contract:
         other = copy.copy(self)
         other.key, other.run_ = copy.copy(self.key), copy.copy(self.run_)
         other.steps = {name: copy.copy(step) for name, step in self.steps.items()}
         other.facts, other.events = list(self.facts), list(self.events)
+        other.named = dict(self.named)
         return other
 
-    def do(self, verb: str, now: int, args: dict[str, Any]) -> Answer:
+    def do(self, verb: str, now: int, args: dict[str, Any], key: int | None = None) -> Answer:
+        """A request; with a key it has one effect, and is answered so ever after."""
+        if key is not None and key in self.named:
+            return self.named[key]._replace(replayed=True)
         method: Callable[..., Answer | str] = getattr(self, verb)
+        minted = self.minted
         answer = method(now, **args)
-        return Answer(answer) if isinstance(answer, str) else answer
+        answer = Answer(answer) if isinstance(answer, str) else answer
+        wrote = self.minted > minted or verb == "move_fence"
+        cleared = verb == "activate" and answer.outcome == "snapshot_changed"
+        if key is not None and wrote and (cleared or answer.outcome in WON):
+            self.named[key] = answer
+        return answer
 
     # --- What every verb uses ------------------------------------------------------------
 
@@ -362,6 +390,8 @@ class Contract:
         if refused := self.refused():
             return refused
         run, before = self.run, self.run.owner
+        if before == who and run.fresh(now):
+            return Answer("owned", Grant("generation", run.generation))
         if run.claim is not None or not (run.stale(now) or run.status in ("pending", "suspended")):
             return self.not_grantable(now)
         if expected_status not in (None, run.status):
@@ -414,12 +444,21 @@ class Contract:
             return refused
         run = self.run
         if run.claim is None or not run.claimed_by(who, claimed_at):
+            if run.owner == who and run.fresh(now) and claimed_at in (None, self.granted_from()):
+                return Answer("activated", Grant("generation", run.generation))
             return "claim_lost"
         at = self.wrote(now)
         if run.claim.heartbeat != run.heartbeat:
             self.end_claim("released")
             return "snapshot_changed"
         return self.grant(who, at, None)._replace(outcome="activated")
+
+    def granted_from(self) -> int | None:
+        """When the claim was made from which the run was granted."""
+        types = [fact.type for fact in self.facts]
+        granted = len(types) - 1 - types[::-1].index("activated")
+        claims = [fact for fact in self.facts[:granted] if fact.type in ("claimed", "stolen")]
+        return claims[-1].granted if claims else None
 
     def abandon(self, now: int, who: Owner, claimed_at: int | None) -> str:
         if refused := self.refused():
@@ -476,12 +515,18 @@ class Contract:
             return refused
         run = self.run
         if not run.held_by(who, generation):
-            return "fence_lost"
+            by, in_generation, *how = self.ended_by or (None, None)
+            same = by == who and generation in (None, in_generation)
+            before = len(self.events) - 1
+            again = same and how == [to, text, before] and head in (None, before)
+            return "transitioned" if again else "fence_lost"
         if guard is not None and (guard == "present") != (run.requested is not None):
             return "guard_failed"
         if head not in (None, len(self.events)):
             return "head_changed"
         self.wrote(now)
+        if to in ENDED:
+            self.ended_by = (who, run.generation, to, text, len(self.events))
         self.events.append(f"state-transitioned:{to}")
         if text is not None:
             run.state = text
@@ -531,7 +576,7 @@ class Contract:
         if run.requested is None:
             return "cancel_not_requested"
         if run.acknowledged is not None:
-            return "already_acknowledged"
+            return "cancel_acknowledged"
         run.acknowledged = self.wrote(now)
         self.note("cancel-acknowledged", who)
         return "cancel_acknowledged"
@@ -667,6 +712,8 @@ class Contract:
             return answer if run.claimed_by(who, grant.what) else Answer("overtaken", grant)
         step = self.steps.get(grant.step or "")
         holds = step is not None and step.token == grant.what and self.live(step, now)
+        if answer.replayed and not holds:
+            return Answer("overtaken")
         return answer if holds else None
 
     # --- The rows ------------------------------------------------------------------------
@@ -675,9 +722,8 @@ class Contract:
         """What the database must show; as `STATE` in the walk reads it."""
         key, run = self.key, self.run_
         if key is None or run is None:
-            return {"fence": [self.fence, self.revision], "key": None, "run": None} | {
-                name: [] for name in ("steps", "facts", "events")
-            }
+            rows = {"fence": [self.fence, self.revision], "key": None, "run": None}
+            return rows | {name: [] for name in ("steps", "facts", "events")} | self.requests
         claim = [None] * 4 if run.claim is None else [*run.claim.owner, run.claim.at]
         lease = [run.heartbeat, run.lease_ms, run.expires]
         cancel = [run.requested, run.acknowledged]
@@ -690,7 +736,12 @@ class Contract:
             "steps": [[name, *step.row] for name, step in sorted(self.steps.items())],
             "facts": [[each.type, *_names(each.owner), *each[2:]] for each in self.facts],
             "events": self.events,
+            **self.requests,
         }
+
+    @property
+    def requests(self) -> dict[str, list[int]]:
+        return {"requests": sorted(self.named)}
 
 
 def _names(owner: Owner | None) -> list[Any]:

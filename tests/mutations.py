@@ -116,6 +116,11 @@ def leased(client: Client, sql: Sql, run: Json) -> None:
     run["token"] = acquired.json()["lease"]["token"]
 
 
+def leased_and_lapsed(client: Client, sql: Sql, run: Json) -> None:
+    leased(client, sql, run)
+    sql("UPDATE fencepost_operations SET lease_expires_at_ms = 5 WHERE run_id = ?1", run["run_id"])
+
+
 def operate(path: str, key: bool = False, **body: Any) -> Send:
     def send(client: Client, run: Json, headers: dict[str, str]) -> httpx.Response:
         keyed = {"Idempotency-Key": run["new"], **headers} if key else headers
@@ -153,6 +158,7 @@ def cancel_requested(client: Client, sql: Sql, run: Json) -> None:
 
 def old(client: Client, sql: Sql, run: Json) -> None:
     sql("DELETE FROM fencepost_runs WHERE finished_at_ms IS NOT NULL")
+    sql("DELETE FROM fencepost_reservations WHERE state = 'terminal'")
     client.finish(run).raise_for_status()
     sql("UPDATE fencepost_runs SET finished_at_ms = 5 WHERE run_id = ?1", run["run_id"])
 
@@ -187,12 +193,8 @@ ROWS: dict[str, Row] = {
     "/v1/runs/{run_id}/claim": Row(
         verb("claim"), by("other", "claim"), suspended, again=409, overtaker=verb("abandon")
     ),
-    "/v1/runs/{run_id}/activate": Row(
-        verb("activate"), CANCEL, claimed, again=409, overtaker=SUSPEND
-    ),
-    "/v1/runs/{run_id}/own": Row(
-        verb("own"), by("other", "own"), suspended, again=409, overtaker=SUSPEND
-    ),
+    "/v1/runs/{run_id}/activate": Row(verb("activate"), CANCEL, claimed, overtaker=SUSPEND),
+    "/v1/runs/{run_id}/own": Row(verb("own"), by("other", "own"), suspended, overtaker=SUSPEND),
     "/v1/runs/{run_id}/heartbeat": Row(verb("heartbeat"), COMPLETE, covered=True, decided=True),
     "/v1/runs/{run_id}/reconfirm": Row(verb("reconfirm"), COMPLETE, covered=True, decided=True),
     "/v1/runs/{run_id}/steal": Row(
@@ -213,7 +215,7 @@ ROWS: dict[str, Row] = {
         decided=True,
     ),
     "/v1/runs/{run_id}/transition": Row(
-        COMPLETE, verb("transition", to="failed", result=2), reads_first=1, again=409, decided=True
+        COMPLETE, verb("transition", to="failed", result=2), reads_first=1, decided=True
     ),
     "/v1/runs/{run_id}/transition that expects a head": Row(
         at_head("transition", to="suspended"), verb("events", type="rival"), again=409, decided=True
@@ -235,7 +237,7 @@ ROWS: dict[str, Row] = {
     "/v1/runs/{run_id}/bindings": Row(bindings("a"), bindings("b"), reads_first=1),
     "/v1/runs/{run_id}/cancel": Row(CANCEL, CANCEL, again=409, decided=True),
     "/v1/runs/{run_id}/acknowledge-cancel": Row(
-        verb("acknowledge-cancel"), COMPLETE, cancel_requested, again=409, decided=True
+        verb("acknowledge-cancel"), COMPLETE, cancel_requested, decided=True
     ),
     "/v1/runs/{run_id}/lineage/cancel": Row(
         operate("/v1/runs/{run_id}/lineage/cancel"), CANCEL, again=409
@@ -255,6 +257,12 @@ ROWS: dict[str, Row] = {
     ),
     "/v1/runs/{run_id}/operations/{op}/commit": Row(
         operation("commit", outcome=1), operation("commit", outcome=2), leased, decided=True
+    ),
+    "/v1/runs/{run_id}/operations/{op}/conclude": Row(
+        operation("conclude", outcome=1),
+        operation("conclude", outcome=2),
+        leased_and_lapsed,
+        decided=True,
     ),
     "/v1/runs/{run_id}/operations/{op}/interrupt": Row(
         operation("interrupt"),
@@ -276,6 +284,17 @@ ROWS: dict[str, Row] = {
         beaten=True,
     ),
 }
+
+
+# Those that take an `Idempotency-Key` of their own: not a start, whose key is another thing; and
+# not the renewals, which ignore it.
+_UNKEYED = {
+    "/v1/starts",
+    "/v1/runs/{run_id}/heartbeat",
+    "/v1/runs/{run_id}/reconfirm",
+    "/v1/runs/{run_id}/operations/{op}/renew",
+}
+KEYED = {name: row for name, row in ROWS.items() if name not in _UNKEYED}
 
 
 def rivals(name: str) -> dict[str, Send | None]:

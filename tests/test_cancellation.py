@@ -37,7 +37,7 @@ def test_an_ended_run_says_so_before_anything_else(client: Client) -> None:
     assert answer.json()["run"]["status"] == "cancelled"
 
 
-def test_the_owner_acknowledges_once_and_the_first_is_kept(client: Client) -> None:
+def test_an_acknowledgement_converges_and_the_first_is_kept(client: Client) -> None:
     run = client.started()
     early = client.verb(run, "acknowledge-cancel")
     assert (early.status_code, early.json()["outcome"]) == (409, "cancel_not_requested")
@@ -47,9 +47,25 @@ def test_the_owner_acknowledges_once_and_the_first_is_kept(client: Client) -> No
     first = client.verb(run, "acknowledge-cancel").json()
     assert first["outcome"] == "cancel_acknowledged"
     again = client.verb(run, "acknowledge-cancel")
-    assert again.json()["outcome"] == "already_acknowledged"
+    assert again.json()["outcome"] == "cancel_acknowledged"
     acknowledged = first["run"]["cancel_acknowledged_at_ms"]
     assert again.json()["run"]["cancel_acknowledged_at_ms"] == acknowledged
+
+
+def test_a_new_owner_acknowledges_too_and_the_first_is_kept(client: Client, sql: Sql) -> None:
+    run, other = client.started(), an_owner()
+    cancel(client, run).raise_for_status()
+    first = client.verb(run, "acknowledge-cancel").json()["run"]
+    client.finish(run, "suspended").raise_for_status()
+    client.verb({**run, "owner": other}, "own").raise_for_status()
+    again = client.verb({**run, "owner": other}, "acknowledge-cancel")
+    assert (again.status_code, again.json()["outcome"]) == (200, "cancel_acknowledged")
+    acknowledged = first["cancel_acknowledged_at_ms"]
+    assert again.json()["run"]["cancel_acknowledged_at_ms"] == acknowledged
+    facts = client.get(f"/v1/runs/{run['run_id']}/ownership").json()["items"]
+    assert [fact["owner"] for fact in facts if fact["type"] == "cancel-acknowledged"] == [
+        run["owner"]
+    ]
 
 
 def test_a_guarded_completion_does_not_complete_what_somebody_asked_to_cancel(
@@ -120,7 +136,7 @@ async def test_of_cancel_and_guarded_completion_the_loser_is_told(
                 client.finish(run, "cancelled").raise_for_status()
             end = client.get(path).json()
             assert end["status"] == ("completed" if completed.status_code == 200 else "cancelled")
-            assert client.finish(run).json()["outcome"] == "fence_lost"
+            assert client.finish(run, "failed").json()["outcome"] == "fence_lost"
     assert set(seen) <= {(409, 200), (200, 409)}
 
 

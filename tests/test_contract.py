@@ -10,6 +10,7 @@ FENCEPOST_SEED=7 repeats a walk, FENCEPOST_SEED=7:12 its twelfth world alone.
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import itertools
 import json
@@ -24,7 +25,19 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from contract import COVERABLE, ENDED, MARKING, NOBODYS, Answer, Contract, Evidence, Grant, Symbol
+from contract import (
+    COVERABLE,
+    ENDED,
+    MARKING,
+    NOBODYS,
+    OF_THE_DEPLOYMENT,
+    UNKEYED,
+    Answer,
+    Contract,
+    Evidence,
+    Grant,
+    Symbol,
+)
 from fencepost import (
     cancellation,
     claims,
@@ -35,12 +48,13 @@ from fencepost import (
     operations,
     ownership,
     release,
+    requests,
     resolve,
     starts,
 )
 from fencepost import transition as transitions
 from fencepost.decision import Attempt
-from fencepost.identifiers import Principal, Target, mint_run_id
+from fencepost.identifiers import KeyedRequest, Principal, Target, mint_run_id
 from fencepost.journal import Head
 from fencepost.operations import Step
 from fencepost.runs import Outcome, Owner, RunStatus, VerbResult
@@ -52,7 +66,9 @@ from helpers import D1Failure, Json, Sql, new_key
 
 T0 = 2_000_000_000_000
 LEASE_MS, TTL_MS = 10_000, 4_000
-PARTS, STEPS_OF_A_PART, SCENES_OF_A_WORLD = 4, 5_000, 30
+# In the suite; CI walks further (`-m soak`).
+PARTS, STEPS_OF_A_PART, SCENES_OF_A_WORLD = 4, 2_500, 30
+STEPS_OF_CI = 20_000
 # A walk that is always the same finds each fault that is put back within so many steps.
 SEED_OF_FAULTS, FOUND_WITHIN = "1", 2_000
 OWNERS = (Owner("host", 1, "a"), Owner("host", 2, "b"), Owner("elsewhere", 1, "c"))
@@ -145,7 +161,10 @@ SELECT json_object(
   'events', (SELECT json_group_array(
       type || COALESCE(':' || COALESCE(payload ->> 'decision', payload ->> 'to'), ''))
     FROM (SELECT * FROM fencepost_events WHERE run_id = (SELECT run_id FROM held)
-      ORDER BY sequence))) AS state
+      ORDER BY sequence)),
+  'requests', (SELECT json_group_array(number) FROM (
+    SELECT CAST(substr(key, length(?1) + 2) AS INTEGER) AS number FROM fencepost_requests
+    WHERE key > ?1 || '~' AND key < ?1 || '~~' ORDER BY number))) AS state
 """
 
 
@@ -191,22 +210,19 @@ def proof(evidence: Evidence | None) -> ownership.Evidence | None:
 async def owning(verb: Coroutine[Any, Any, VerbResult]) -> Told:
     """A verb that grants the run."""
     result = await verb
-    run, over = result.run, result.granted
-    if over is not None:
-        return Told(result.outcome, Grant("generation", over.generation))
-    grant = Grant("generation", run.generation)
+    granted = result.granted
+    if granted is None:
+        return Told(result.outcome)
     won = result.outcome in ("owned", "activated")
-    return Told(result.outcome, grant, run.lease_expires_at_ms) if won else Told(result.outcome)
+    until = result.run.lease_expires_at_ms if won else None
+    return Told(result.outcome, Grant("generation", granted.generation), until)
 
 
 async def claiming(verb: Coroutine[Any, Any, VerbResult]) -> Told:
     result = await verb
-    if result.granted is not None:
-        return Told(result.outcome, Grant("claim", result.granted.claimed_at_ms))
-    if result.outcome not in ("claimed", "stolen"):
+    if result.granted is None:
         return Told(result.outcome)
-    claim = result.run.claim
-    return Told(result.outcome, Grant("claim", claim and claim.claimed_at_ms))
+    return Told(result.outcome, Grant("claim", result.granted.claimed_at_ms))
 
 
 async def plain(verb: Coroutine[Any, Any, VerbResult]) -> Told:
@@ -405,14 +421,19 @@ class Product:
 
 
 class Ask(NamedTuple):
-    """A verb, by its name in the contract, with its arguments; most are offsets (`settled`)."""
+    """A verb, by its name in the contract, with its arguments; most are offsets (`settled`), but
+    for `again`. `key`: the number of its key, if it has one.
+    """
 
     verb: str
     args: dict[str, Any]
+    key: int | None = None
+    again: bool = False
 
     def __str__(self) -> str:
         said = [f"{name}={shown(value)}" for name, value in self.args.items() if value is not None]
-        return f"{self.verb}({', '.join(said)})"
+        named = "" if self.key is None else f" as request {self.key}"
+        return f"{self.verb}({', '.join(said)}){named}"
 
 
 def shown(value: Any) -> str:
@@ -510,6 +531,7 @@ class World:
         # The looks and, by step, the leases that there were, the last one last.
         self.looks: list[Any] = [NOBODYS]
         self.tokens: dict[str, list[Symbol]] = {}
+        self.keyed: list[Ask] = []
         send([{"sql": each, "params": []} for each in OPEN_FENCE])
 
     # --- Acting --------------------------------------------------------------------------
@@ -519,9 +541,10 @@ class World:
         asks = [ask for ask in scene.asks if self.model.run_ or ask.verb in OF_A_KEY]
         scene = scene._replace(asks=tuple(map(self.settled, asks)))
         calls = [
-            Call(getattr(self.product, verb)(Stepped(), **args), scene.faults * (number == 0))
-            for number, (verb, args) in enumerate(scene.asks)
+            Call(self.asked(ask), scene.faults * (number == 0))
+            for number, ask in enumerate(scene.asks)
         ]
+        self.keyed += [ask._replace(again=True) for ask in scene.asks if ask.key is not None]
         pauses, turns = iter(scene.pauses), iter(scene.turns or ())
         sent: list[Sent] = []
         while any(call.batch for call in calls):
@@ -546,8 +569,22 @@ class World:
             tokens = self.tokens.setdefault(name, [])
             tokens += [step.token] * (step.token not in tokens)
 
+    def asked(self, ask: Ask) -> Asked:
+        db = Stepped()
+        if ask.key is not None:
+            by_operator = ask.verb in ("resolve", "move_fence") or bool(ask.args.get("operator"))
+            principal, viewer = (OLGA, None) if by_operator else (ALICE, ALICE)
+            run_id = "" if ask.verb in OF_THE_DEPLOYMENT else self.names.run_id
+            print_ = hashlib.sha256(repr(ask.args).encode()).hexdigest()
+            name = f"{self.names.key}~{ask.key}"
+            db.request = KeyedRequest(run_id, principal, viewer, name, ask.verb, print_)
+        verb: Asked = getattr(self.product, ask.verb)(db, **ask.args)
+        return verb
+
     def settled(self, ask: Ask, model: Contract | None = None) -> Ask:
         """With what the arguments mean in the rows as they are: most are offsets."""
+        if ask.again:
+            return ask
         model = model or self.model
         run = model.run_
         claim = run and run.claim
@@ -569,7 +606,7 @@ class World:
         if evidence is not None and evidence.heartbeat is not None:
             beat = (run and run.heartbeat) or T0
             args["evidence"] = evidence._replace(heartbeat=beat + evidence.heartbeat)
-        return Ask(ask.verb, args)
+        return ask._replace(args=args)
 
     def next_turn(self, calls: list[Call], scene: Scene, turns: Iterator[int]) -> int:
         if len(calls) == 1 or not calls[1].batch:
@@ -644,12 +681,12 @@ class World:
         answers: dict[int, Answer] = {}
         last = {batch.by: number for number, batch in enumerate(sent)}
         for number, batch in enumerate(sent):
-            verb, args = scene.asks[batch.by]
+            verb, args, key, _ = scene.asks[batch.by]
             if number in chosen[batch.by]:
                 before = answers.get(batch.by)
                 if verb in MARKING and before is not None and before.outcome != "lease_fenced":
                     return None
-                answers[batch.by] = model.do(verb, batch.at, args)
+                answers[batch.by] = model.do(verb, batch.at, args, key)
             if batch.rows is not None and not same(model.rows(), batch.rows, texts):
                 return None
             if last[batch.by] != number or told[batch.by].outcome == "unknown":
@@ -662,7 +699,7 @@ class World:
     def story(self, scene: Scene, sent: list[Sent], told: list[Told]) -> str:
         """What happened, beside what the contract says of the verbs one after another."""
         model = self.model.copy()
-        said = [model.do(verb, self.clock, args) for verb, args in scene.asks]
+        said = [model.do(ask.verb, self.clock, ask.args, ask.key) for ask in scene.asks]
         batches = [
             f"{each.by}: {'write' if each.writes else 'read'} at {each.at - T0}"
             + " (dropped)" * (not each.reached)
@@ -849,6 +886,7 @@ class Chooser:
 
     def __init__(self, seed: str) -> None:
         self.chance = random.Random(seed)  # noqa: S311
+        self.names = 0
 
     def mostly(self, sensible: Any, *others: Any, share: float = 0.8) -> Any:
         return sensible if self.chance.random() < share else self.chance.choice(others)
@@ -857,6 +895,21 @@ class Chooser:
         return self.chance.choice(values) if self.chance.random() < share else None
 
     def scene(self, world: World) -> Scene:
+        """With keys for some of the requests, and some of those once more."""
+        scene = self.unnamed(world)
+        if world.keyed and self.chance.random() < 0.12:
+            again = self.chance.choice(world.keyed[-6:])
+            return scene._replace(asks=(again, *scene.asks[1:]))
+        first, *others = scene.asks
+        if first.verb in UNKEYED or self.chance.random() < 0.7:
+            return scene
+        self.names += 1
+        first = first._replace(key=self.names)
+        if len(others) == 1 and self.chance.random() < 0.4:
+            others = [first]
+        return scene._replace(asks=(first, *others))
+
+    def unnamed(self, world: World) -> Scene:
         chance = self.chance
         pauses = [self.pause(world)]
         asks = [self.winner(world, world.model, pauses[0])]
@@ -1130,6 +1183,15 @@ def test_whatever_happens_to_whom_and_when_the_product_does_what_the_contract_sa
         print(f"\nFENCEPOST_SEED={walk.seed}: {walk.steps} steps, {pace:.0f} a second")
 
 
+@pytest.mark.soak
+def test_a_walk_of_20_000_steps_finds_nothing(
+    send: Send, capsys: pytest.CaptureFixture[str]
+) -> None:
+    walk = Walk(send, str(random.SystemRandom().randrange(10**9)))
+    with capsys.disabled():
+        print(f"\nFENCEPOST_SEED={walk.seed}: {walk.go(STEPS_OF_CI).steps} steps")
+
+
 def a(verb: str, **args: Any) -> Ask:
     return Ask(verb, args)
 
@@ -1195,7 +1257,7 @@ def without(text: str, part: str, instead: str = "") -> str:
 
 
 def a_release_after_work(patch: pytest.MonkeyPatch) -> None:
-    sql = without(release._RELEASE_RUN, f"  AND {release._NOTHING_RECORDED}\n")
+    sql = without(release._RELEASE_RUN, f"  AND {release._NOTHING_RECORDED}", " ")
     patch.setattr(release, "_RELEASE_RUN", sql)
 
 
@@ -1245,9 +1307,21 @@ def a_resolution_that_only_compares_the_attempt(patch: pytest.MonkeyPatch) -> No
     patch.setattr(resolve, "_loss", loss)
 
 
+def a_keyed_request_that_acts_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(requests, "replayed", lambda db, results: [])
+    for module, name in ((events, "_MOVE_HEAD"), (transitions, "_TRANSITION")):
+        sql = without(
+            getattr(module, name),
+            requests.UNUSED,
+            "(1 OR :request_key || :request_run_id || :request_kind || :request_id IS NULL)",
+        )
+        patch.setattr(module, name, sql)
+
+
 @pytest.mark.parametrize(
     "put_back",
     [
+        a_keyed_request_that_acts_again,
         a_release_after_work,
         a_grant_told_although_it_is_over,
         a_lease_that_outlives_its_generation,

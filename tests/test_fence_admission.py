@@ -105,6 +105,7 @@ MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response
     ("POST", f"{OPERATION}/renew"): (EXISTING, _step("renew", ttl_ms=90_000)),
     ("POST", f"{OPERATION}/assert"): (EXISTING, _step("assert")),
     ("POST", f"{OPERATION}/commit"): (EXISTING, _step("commit", outcome=1)),
+    ("POST", f"{OPERATION}/conclude"): (EXISTING, _step("conclude", outcome=1)),
     ("POST", f"{OPERATION}/interrupt"): (EXISTING, _step("interrupt")),
     ("GET", OPERATION): (ALWAYS, _get("/v1/runs/{run_id}/operations/step")),
     ("GET", "/v1/fence"): (ALWAYS, _get("/v1/fence")),

@@ -35,6 +35,7 @@ def test_an_operation_from_its_acquisition_to_its_replay(client: Client) -> None
             "kind": "lease",
             "state": "running",
             "outcome": None,
+            "cause": None,
             "payload_fingerprint": journal.digest(payload),
         },
         "lease": {"token": lease["token"], "expires_at_ms": lease["expires_at_ms"]},
@@ -329,7 +330,7 @@ def test_a_grant_of_the_run_ends_its_leases_and_the_new_owner_leases_the_step_at
     events = client.get(f"/v1/runs/{run['run_id']}/events").json()["items"]
     assert (events[-1]["type"], events[-1]["payload"]) == (
         "operation-interrupted",
-        {"operation": "step"},
+        {"operation": "step", "cause": "lapse"},
     )
     assert client.get(f"/v1/runs/{run['run_id']}/integrity").json()["intact"]
     assert acquired(client, now)["lease"] == body["lease"]

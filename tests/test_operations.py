@@ -317,7 +317,8 @@ def test_an_interruption_has_its_event_whether_said_lapsed_or_taken_over(
     client.operation(run, "acquire", ttl_ms=60_000, preempt=True).raise_for_status()
     events = client.get(f"{path}/events").json()["items"][1:]
     assert [event["type"] for event in events] == ["operation-interrupted"] * 3
-    assert all(event["payload"] == {"operation": "step"} for event in events)
+    causes = [event["payload"] for event in events]
+    assert causes == [{"operation": "step", "cause": why} for why in ("holder", "lapse", "lapse")]
     assert client.get(f"{path}/integrity").json()["intact"]
     assert client.finish(run).json()["outcome"] == "transitioned"
 

@@ -48,16 +48,16 @@ INTO = (
 )
 
 
-_LAST = "sequence = (SELECT MAX(sequence) FROM fencepost_audit)"
+IS_LAST = "sequence = (SELECT MAX(sequence) FROM fencepost_audit)"
 
 
 def last_is(token: str) -> str:
     """SQL that is true if the batch with this token (a SQL expression) wrote the last row."""
-    return f"(SELECT write_token FROM fencepost_audit WHERE {_LAST}) = {token}"
+    return f"(SELECT write_token FROM fencepost_audit WHERE {IS_LAST}) = {token}"
 
 
 # The time of the last row, which is the time of the whole batch.
-LAST_AT_MS = f"(SELECT at_ms FROM fencepost_audit WHERE {_LAST})"
+LAST_AT_MS = f"(SELECT at_ms FROM fencepost_audit WHERE {IS_LAST})"
 
 
 _RECEIPT = """

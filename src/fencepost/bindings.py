@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from fencepost import errors, fence, journal, limits
+from fencepost import errors, fence, journal, limits, requests
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
 from fencepost.ownership import HELD_BY, holder
@@ -118,7 +118,7 @@ WHERE run_id = :run_id AND {VISIBLE}
     SELECT 1 FROM json_each(:bindings) CROSS JOIN fencepost_bindings AS held
     WHERE held.run_id = :run_id AND held.revision = value ->> 'revision'
       AND held.gate = value ->> 'gate')
-  AND {fence.admits_existing_run_sql(":run_id")}
+  AND {fence.admits_existing_run_sql(":run_id")} AND {requests.UNUSED}
 RETURNING run_id
 """
 
@@ -154,6 +154,7 @@ def _rows_json(bindings: Iterable[Binding]) -> str:
 
 
 def bind_statements(
+    db: Database,
     run_id: str,
     viewer: Principal | None,
     who: dict[str, Parameter],
@@ -175,9 +176,10 @@ def bind_statements(
     last = events[-1].head
     write = {"run_id": run_id, "token": token, "bindings": _rows_json(bindings)}
     chain: dict[str, Parameter] = {"sequence": last.sequence, "hash": last.hash}
+    asked = {**scope(viewer), **who, **requests.params(db)}
     chain |= {"prior_sequence": head.sequence, "prior_hash": head.hash}
     return [
-        Statement(_BIND, **write, **scope(viewer), **who, **chain, now_ms=now_ms),
+        Statement(_BIND, **write, **asked, **chain, now_ms=now_ms),
         Statement(_STORE, **write),
         *[journal.append_statement(run_id, token, event) for event in events],
     ]
@@ -209,8 +211,7 @@ async def bind(
 
     async def attempt() -> Bound | None:
         nonlocal new, head
-        statements = bind_statements(run_id, viewer, who, new, head, token := mint_token(), now_ms)
-        back, held = await _attempt(db, run_id, viewer, statements, bindings, token, now_ms)
+        back, held = await _attempt(db, run_id, viewer, who, new, head, bindings, now_ms)
         if back.won:
             return Bound(back.effect(Outcome.BOUND, owner), held)
         back.require_existing_run()
@@ -229,19 +230,23 @@ async def _attempt(
     db: Database,
     run_id: str,
     viewer: Principal | None,
-    statements: list[Statement],
+    who: dict[str, Parameter],
+    new: list[Binding],
+    head: Head,
     bindings: list[Binding],
-    token: str,
     now_ms: int | None,
 ) -> tuple[RunReadBack, list[Binding]]:
-    """What the statements left behind, and what is bound to those places afterwards."""
+    """What binding `new` at `head` left behind, and what is bound to all the places afterwards."""
+    token = mint_token()
+    statements = bind_statements(db, run_id, viewer, who, new, head, token, now_ms)
     reads = [
         *read_back_statements(run_id, viewer, token, now_ms),
         Statement(_READ_PLACES, run_id=run_id, bindings=_rows_json(bindings)),
     ]
     intent = writes.Write(statements, reads, write_receipt(run_id, token))
     try:
-        written = await writes.write(db, intent)
+        records = requests.of_run(db, run_id, token, Outcome.BOUND)
+        written = await requests.write(db, intent, token, records)
     except errors.MissingTable:
         await read(db, run_id, viewer)
         raise

@@ -9,9 +9,10 @@ requests. An operator's request for another principal's run is audited in the sa
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-from fencepost import audit, errors, fence, journal, lineage, reservation
+from fencepost import audit, errors, fence, journal, lineage, requests, reservation
 from fencepost.identifiers import Principal, mint_token
 from fencepost.ownership import HELD_BY, fact_statement, holder
 from fencepost.runs import Outcome, Owner, Run, RunStatus, VerbResult
@@ -38,7 +39,7 @@ UPDATE fencepost_runs SET
   cancel_requested_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms),
   write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id = :run_id AND {VISIBLE} AND finished_at_ms IS NULL AND cancel_requested_at_ms IS NULL
-  AND NOT ({_WAITS_UNCLAIMED})
+  AND NOT ({_WAITS_UNCLAIMED}) AND {requests.UNUSED}
 RETURNING run_id
 """
 
@@ -77,7 +78,9 @@ async def cancel(
     Losses, in order: terminal, already_requested. Raises NotFound, and Unavailable after lost
     races. Not guaranteed: that a run stops which has an owner; its owner decides.
     """
-    return await _cancel(db, run_id, viewer, requester, mint_token(), None, now_ms)
+    token = mint_token()
+    records = requests.of_run(db, run_id, token, Outcome.CANCEL_REQUESTED)
+    return await _cancel(db, run_id, viewer, requester, token, records, None, now_ms)
 
 
 async def _cancel(
@@ -86,6 +89,7 @@ async def _cancel(
     viewer: Principal | None,
     requester: Principal,
     token: str,
+    records: Sequence[Statement],
     waiting: Run | None,
     now_ms: int | None,
 ) -> VerbResult:
@@ -94,7 +98,7 @@ async def _cancel(
     async def attempt() -> VerbResult | None:
         nonlocal waiting
         if waiting is None:
-            back = await _request(db, run_id, viewer, requester, token, now_ms)
+            back = await _request(db, run_id, viewer, requester, token, records, now_ms)
             if back.won:
                 return VerbResult(Outcome.CANCEL_REQUESTED, back.run)
             if back.run.ended:
@@ -104,7 +108,14 @@ async def _cancel(
             waiting = back.run
         read, waiting = waiting, None
         back = await end_waiting(
-            db, read, viewer, _END_UNCLAIMED, requester=requester, token=token, now_ms=now_ms
+            db,
+            read,
+            viewer,
+            _END_UNCLAIMED,
+            requester=requester,
+            token=token,
+            records=records,
+            now_ms=now_ms,
         )
         return VerbResult(Outcome.CANCEL_REQUESTED, back.run) if back.won else None
 
@@ -117,17 +128,20 @@ async def _request(
     viewer: Principal | None,
     requester: Principal,
     token: str,
+    records: Sequence[Statement],
     now_ms: int | None,
 ) -> RunReadBack:
+    what = {"run_id": run_id, "token": token, **scope(viewer), **requests.params(db)}
     statements = [
-        Statement(_CANCEL, run_id=run_id, token=token, **scope(viewer), now_ms=now_ms),
+        Statement(_CANCEL, **what, now_ms=now_ms),
         *_requested_statements(run_id, token, requester),
     ]
 
     def could_win(run: Run) -> bool:
         return not run.ended and run.cancel_requested_at_ms is None
 
-    return await verb(db, statements, token, run_id, viewer, now_ms, could_win=could_win)
+    where = (run_id, viewer, now_ms)
+    return await verb(db, statements, token, *where, records=records, could_win=could_win)
 
 
 def _requested_statements(run_id: str, token: str, requester: Principal) -> list[Statement]:
@@ -158,11 +172,12 @@ UPDATE fencepost_runs SET status = 'cancelled',
   updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id = :run_id AND {VISIBLE} AND status = 'pending'
   AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
-  AND {condition}
+  AND {condition} AND {requests.UNUSED}
 RETURNING run_id
 """
 
 
+_FROM_WAITING = {"from": "pending", "to": "cancelled"}
 _END_UNCLAIMED = end_waiting_sql("claim_host_id IS NULL AND cancel_requested_at_ms IS NULL")
 
 
@@ -175,33 +190,35 @@ async def end_waiting(
     params: dict[str, Parameter] | None = None,
     claim: tuple[Owner, Literal["released", "expired"]] | None = None,
     requester: Principal | None = None,
-    token: str | None = None,
+    token: str,
+    records: Sequence[Statement],
     now_ms: int | None = None,
 ) -> RunReadBack:
     """End a run that waits `cancelled` and settle its keys. One round trip.
 
     `sql` is made by `end_waiting_sql`, with `params`; `claim` is the one that it removes, and how
-    that ends; `requester` whoever asks for the cancel now. It does not win when the run, or its
-    history, is no longer as it was read.
+    that ends; `requester` whoever asks for the cancel now; `records` what records a keyed
+    request. It does not win when the run, or its history, is no longer as it was read.
     """
-    run_id, token = run.run_id, token or mint_token()
-    payload = {"from": "pending", "to": "cancelled"}
-    event = journal.next_event(run.head, "state-transitioned", payload)
-    chain: dict[str, Any] = {**event.params, **(params or {}), "token": token, "now_ms": now_ms}
+    run_id = run.run_id
+    event = journal.next_event(run.head, "state-transitioned", _FROM_WAITING)
+    asked = {**scope(viewer), **(params or {}), **requests.params(db)}
     statements = [
-        Statement(sql, run_id=run_id, **scope(viewer), **chain),
+        Statement(sql, run_id=run_id, **asked, **event.params, token=token, now_ms=now_ms),
         journal.append_statement(run_id, token, event),
         *([fact_statement(run_id, token, claim[1], claim[0], "claim")] if claim else []),
         *(_requested_statements(run_id, token, requester) if requester else []),
         reservation.settle_statement(run_id, token, RunStatus.CANCELLED),
     ]
-    receipt = write_receipt(run_id, token, event.sequence)
-
-    def could_win(seen: Run) -> bool:
-        return seen.head == run.head and seen.status is RunStatus.PENDING
-
-    where = (run_id, viewer, now_ms)
-    return await verb(db, statements, token, *where, receipt=receipt, could_win=could_win)
+    return await verb(
+        db,
+        statements,
+        token,
+        *(run_id, viewer, now_ms),
+        receipt=write_receipt(run_id, token, event.sequence),
+        records=records,
+        could_win=lambda seen: seen.head == run.head and seen.status is RunStatus.PENDING,
+    )
 
 
 # --- Acknowledging -----------------------------------------------------------------------
@@ -214,6 +231,7 @@ UPDATE fencepost_runs SET
 WHERE run_id = :run_id AND {VISIBLE} AND {fence.admits_existing_run_sql(":run_id")}
   AND status = 'running' AND {HELD_BY}
   AND cancel_requested_at_ms IS NOT NULL AND cancel_acknowledged_at_ms IS NULL
+  AND {requests.UNUSED}
 RETURNING run_id
 """
 
@@ -229,11 +247,12 @@ async def acknowledge(
 ) -> VerbResult:
     """Record that the owner, in `generation` if given, has seen the request. One round trip.
 
-    The first acknowledgement is kept, with who made it. Losses, in order: fence_lost,
-    cancel_not_requested, already_acknowledged. Raises Fenced.
+    The first acknowledgement is kept, with who made it; another one by whoever holds the run is
+    `cancel_acknowledged` too, and writes nothing. Losses, in order: fence_lost,
+    cancel_not_requested. Raises Fenced.
     """
     token = mint_token()
-    who = {"run_id": run_id, **scope(viewer), **holder(owner, generation)}
+    who = {"run_id": run_id, **scope(viewer), **holder(owner, generation), **requests.params(db)}
     statements = [
         Statement(_ACKNOWLEDGE, **who, token=token, now_ms=now_ms),
         fact_statement(run_id, token, "cancel-acknowledged", owner, None),
@@ -242,9 +261,8 @@ async def acknowledge(
         db,
         statements,
         token,
-        run_id,
-        viewer,
-        now_ms,
+        *(run_id, viewer, now_ms),
+        records=requests.of_run(db, run_id, token, Outcome.CANCEL_ACKNOWLEDGED),
         could_win=lambda run: (
             run.held_by(owner, generation) and run.cancel_acknowledged_at_ms is None
         ),
@@ -256,7 +274,7 @@ async def acknowledge(
         return back.lost(Outcome.FENCE_LOST)
     if back.run.cancel_requested_at_ms is None:
         return back.lost(Outcome.CANCEL_NOT_REQUESTED)
-    return back.lost(Outcome.ALREADY_ACKNOWLEDGED)
+    return VerbResult(Outcome.CANCEL_ACKNOWLEDGED, back.run)
 
 
 # --- A lineage ---------------------------------------------------------------------------
@@ -268,7 +286,7 @@ UPDATE fencepost_runs SET
   cancel_requested_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms),
   write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id IN ({lineage.LIVE_MEMBERS}) AND cancel_requested_at_ms IS NULL
-  AND NOT ({_WAITS_UNCLAIMED})
+  AND NOT ({_WAITS_UNCLAIMED}) AND {requests.UNUSED}
 RETURNING run_id
 """
 
@@ -302,6 +320,16 @@ WHERE run_id IN ({lineage.LIVE_MEMBERS}) AND {_WAITS_UNCLAIMED} AND cancel_reque
 _LIVE = f"SELECT COUNT(*) AS n FROM ({lineage.LIVE_MEMBERS})"
 
 
+# Decides nothing: guarded by the token of the request, which asked some member; and nobody waits
+# who is still to be asked.
+_RECORD_LINEAGE = f"""
+INSERT {requests.INTO} '{{}}', :token, COALESCE(:now_ms, {NOW_MS})
+WHERE {lineage.ASKED} IS NOT NULL AND NOT EXISTS (SELECT 1 FROM fencepost_runs
+  WHERE run_id IN ({lineage.LIVE_MEMBERS}) AND cancel_requested_at_ms IS NULL)
+ON CONFLICT DO NOTHING
+"""
+
+
 # A row if the request committed: some member has a fact with its token.
 _LINEAGE_RECEIPT = f"SELECT 1 AS landed WHERE {lineage.ASKED} IS NOT NULL"
 
@@ -314,55 +342,67 @@ async def cancel_lineage(
     *,
     now_ms: int | None = None,
 ) -> VerbResult:
-    """Request the cancel of every round that has not ended. One round trip, and one more for each
-    round that waits, which it ends.
+    """Request the cancel of every round that has not ended. One round trip; if rounds wait, one for
+    each of them, which it ends, and one more.
 
     It wins if it made a request for any round, and returns the last of these. Losses:
     already_requested, with the last round that has not ended and had a request before; else
     terminal, with the last round. Raises NotFound, and Unavailable after lost races; the rounds
     asked before that stay asked.
     """
-    token = mint_token()
-    write = _lineage_write(run_id, viewer, requester, token, now_ms)
-    try:
-        written = await writes.write(db, write)
-    except errors.MissingTable:
-        await read(db, run_id, viewer)
-        raise
-    run, won = found(written.reads[0]), written.won
-    waiting = [Run.from_row(row) for row in written.reads[2].rows]
-    for member in waiting:
-        result = await _cancel(db, member.run_id, viewer, requester, token, member, now_ms)
-        won = won or result.outcome is Outcome.CANCEL_REQUESTED
-    if waiting:
-        [asked] = await db.read([lineage.asked_statement(run_id, viewer, token)])
-        run = found(asked)
-    if won:
-        return VerbResult(Outcome.CANCEL_REQUESTED, run)
-    live = written.reads[1].rows[0]["n"]
-    return VerbResult(Outcome.ALREADY_REQUESTED if live else Outcome.TERMINAL, run)
+    token, won = mint_token(), False
+
+    async def attempt() -> VerbResult | None:
+        nonlocal won
+        write, records = _lineage_write(db, run_id, viewer, requester, token, now_ms)
+        try:
+            written = await requests.write(db, write, token, records)
+        except errors.MissingTable:
+            await read(db, run_id, viewer)
+            raise
+        asked, live, waiting = written.reads
+        run, won = found(asked), won or written.won
+        if waiting.rows and not db.replay:
+            for member in map(Run.from_row, waiting.rows):
+                where = (member.run_id, viewer, requester, token)
+                ended = await _cancel(db, *where, (), member, now_ms)
+                won = won or ended.outcome is Outcome.CANCEL_REQUESTED
+            return None
+        if won:
+            return VerbResult(Outcome.CANCEL_REQUESTED, run)
+        asked_before = live.rows[0]["n"] > 0
+        return VerbResult(Outcome.ALREADY_REQUESTED if asked_before else Outcome.TERMINAL, run)
+
+    return await races.until_decided(db, attempt)
 
 
 def _lineage_write(
+    db: Database,
     run_id: str,
     viewer: Principal | None,
     requester: Principal,
     token: str,
     now_ms: int | None,
-) -> writes.Write:
+) -> tuple[writes.Write, list[Statement]]:
+    """The requests for all rounds but those that wait, and what records them."""
     member = {"run_id": run_id, **scope(viewer)}
     requested = {"requester_kind": requester.kind, "requester_id": requester.id}
-    clock = {"token": token, "now_ms": now_ms}
-    return writes.Write(
+    clock, keyed = {"token": token, "now_ms": now_ms}, requests.params(db)
+    asked = {**member, **keyed, "token": token}
+    write = writes.Write(
         [
-            Statement(_CANCEL_LINEAGE, **member, **clock),
+            Statement(_CANCEL_LINEAGE, **member, **clock, **keyed),
             Statement(_AUDIT_CANCEL_LINEAGE, **member, **clock, **_principal(requester)),
             Statement(_REQUESTED_OF_LINEAGE, **member, **requested, token=token),
         ],
         [
-            lineage.asked_statement(run_id, viewer, token),
+            lineage.asked_statement(db, run_id, viewer, token),
             Statement(_LIVE, **member),
             Statement(_WAITING_MEMBERS, **member, now_ms=now_ms),
         ],
-        Statement(_LINEAGE_RECEIPT, **member, token=token),
+        Statement(_LINEAGE_RECEIPT, **asked),
     )
+    if db.request is None:
+        return write, []
+    record = {**asked, **requests.recorded(db, Outcome.CANCEL_REQUESTED), "now_ms": now_ms}
+    return write, [Statement(_RECORD_LINEAGE, **record)]

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from fencepost import cancellation, fence
+from fencepost import cancellation, fence, requests
 from fencepost.identifiers import Principal, mint_token
 from fencepost.ownership import Evidence, expected_params, fact_statement, granted
 from fencepost.runs import Claim, Grant, Outcome, Owner, Run, RunStatus, VerbResult
-from fencepost.snapshot import VISIBLE, RunReadBack, scope, verb
+from fencepost.snapshot import VISIBLE, RunReadBack, found, read_statement, scope, verb
 from fencepost.storage import races
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
-_GATE = fence.admits_existing_run_sql(":run_id")
+_GATE = f"{fence.admits_existing_run_sql(':run_id')} AND {requests.UNUSED}"
 # Later than any time in the row, so that no two claims of a run have one time.
 _CLAIM_AT_MS = f"MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms + 1)"
 
@@ -57,13 +57,15 @@ async def claim(
     overtaken (`granted`). Raises NotFound, Fenced.
     """
     token = mint_token()
-    values = _values(run_id, viewer, owner, token, now_ms)
+    values = _values(db, run_id, viewer, owner, token, now_ms)
     statements = [
         Statement(_CLAIM, **values, lease_ms=lease_ms, expected_status=expected_status),
         fact_statement(run_id, token, "claimed", owner, "now"),
     ]
     receipt = Statement(_CLAIM_RECEIPT, run_id=run_id, token=token)
-    back = await verb(db, statements, token, run_id, viewer, now_ms, receipt=receipt)
+    records = requests.of_run(db, run_id, token, Outcome.CLAIMED)
+    where = (run_id, viewer, now_ms)
+    back = await verb(db, statements, token, *where, receipt=receipt, records=records)
     if back.won:
         return _claimed(back, Outcome.CLAIMED, owner)
     back.require_existing_run()
@@ -71,7 +73,12 @@ async def claim(
 
 
 def _values(
-    run_id: str, viewer: Principal | None, owner: Owner, token: str, now_ms: int | None
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    owner: Owner,
+    token: str,
+    now_ms: int | None,
 ) -> dict[str, Parameter]:
     """The parameters that most statements about a claim share; `owner` is the claimant."""
     return {
@@ -80,6 +87,7 @@ def _values(
         "token": token,
         **owner.params,
         "now_ms": now_ms,
+        **requests.params(db),
     }
 
 
@@ -87,7 +95,7 @@ def _claimed(back: RunReadBack, won: Outcome, owner: Owner) -> VerbResult:
     """A claim is won only while the run shows this very claim."""
     at_ms = back.rows[0]["claimed_at_ms"]
     if back.run.claim == Claim(owner, at_ms):
-        return VerbResult(won, back.run)
+        return VerbResult(won, back.run, granted=Grant(None, at_ms))
     return back.lost(Outcome.OVERTAKEN, Grant(None, at_ms))
 
 
@@ -126,7 +134,7 @@ async def steal(
         back.require_existing_run()
         return back.lost(Outcome.LIVENESS_UNCONFIRMED)
     token = mint_token()
-    values = _values(run_id, viewer, owner, token, now_ms)
+    values = _values(db, run_id, viewer, owner, token, now_ms)
     expected = expected_params(evidence.expected_owner)
     heartbeat = {"expected_heartbeat_at_ms": evidence.expected_heartbeat_at_ms}
     statements = [
@@ -134,7 +142,9 @@ async def steal(
         fact_statement(run_id, token, "stolen", owner, "now"),
     ]
     receipt = Statement(_CLAIM_RECEIPT, run_id=run_id, token=token)
-    back = await verb(db, statements, token, run_id, viewer, now_ms, receipt=receipt)
+    records = requests.of_run(db, run_id, token, Outcome.STOLEN)
+    where = (run_id, viewer, now_ms)
+    back = await verb(db, statements, token, *where, receipt=receipt, records=records)
     if back.won:
         return _claimed(back, Outcome.STOLEN, owner)
     back.require_existing_run()
@@ -206,34 +216,79 @@ async def activate(
 ) -> VerbResult:
     """Turn the caller's claim, the one made at `claimed_at_ms` if given, into the ownership.
 
-    One round trip. Losses, in order: claim_lost; snapshot_changed, which also removes the claim
+    One round trip. Whoever holds the run by that claim already has `activated` it, and writes
+    nothing. Losses, in order: claim_lost; snapshot_changed, which also removes the claim
     (`claim_cleared`); after a lost reply also overtaken and lease_lapsed (`granted`).
     """
+    back, changed = await _activate(db, run_id, viewer, owner, claimed_at_ms, now_ms)
+    if back.won and back.rows[0]["type"] == "activated":
+        return granted(back, Outcome.ACTIVATED, owner)
+    if back.won or back.run.write_token == changed:
+        return back.lost(Outcome.SNAPSHOT_CHANGED)._replace(claim_cleared=True)
+    back.require_existing_run()
+    run: Run | None = back.run
+    if claimed_at_ms is not None and _holds(back.run, owner):
+        run = await _granted_from(db, back.run, viewer, claimed_at_ms, now_ms)
+    if run is not None and _holds(run, owner):
+        return VerbResult(Outcome.ACTIVATED, run, granted=Grant(run.generation))
+    return back.lost(Outcome.CLAIM_LOST)
+
+
+async def _activate(
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    owner: Owner,
+    claimed_at_ms: int | None,
+    now_ms: int | None,
+) -> tuple[RunReadBack, str]:
+    """One attempt; and the token of the write that removes a claim that is out of date."""
     token, changed = mint_token(), mint_token()
-    values = {**_values(run_id, viewer, owner, token, now_ms), "claimed_at_ms": claimed_at_ms}
+    values = {**_values(db, run_id, viewer, owner, token, now_ms), "claimed_at_ms": claimed_at_ms}
     statements = [
         Statement(_ACTIVATE, **values),
         Statement(_ABANDON, **{**values, "token": changed}),
         fact_statement(run_id, token, "activated", owner, "now"),
         fact_statement(run_id, changed, "released", owner, "claim"),
     ]
-    receipt = Statement(_ACTIVATION_RECEIPT, run_id=run_id, token=token, changed=changed)
+    # One of both, which is then the token of the run's row.
+    records = [
+        *requests.of_run(db, run_id, token, Outcome.ACTIVATED, type="activated"),
+        *requests.of_run(db, run_id, changed, Outcome.SNAPSHOT_CHANGED, type="released"),
+    ]
     back = await verb(
         db,
         statements,
         token,
-        run_id,
-        viewer,
-        now_ms,
-        receipt=receipt,
+        *(run_id, viewer, now_ms),
+        receipt=Statement(_ACTIVATION_RECEIPT, run_id=run_id, token=token, changed=changed),
+        records=records,
         could_win=lambda run: _claims(run, owner, claimed_at_ms),
     )
-    if back.won and back.rows[0]["type"] == "activated":
-        return granted(back, Outcome.ACTIVATED, owner)
-    if back.won or back.run.write_token == changed:
-        return back.lost(Outcome.SNAPSHOT_CHANGED)._replace(claim_cleared=True)
-    back.require_existing_run()
-    return back.lost(Outcome.CLAIM_LOST)
+    return back, changed
+
+
+def _holds(run: Run, owner: Owner) -> bool:
+    return run.owner == owner and run.lease_is_fresh
+
+
+# Decides nothing: whether the present grant came from the claim of that time.
+_FROM_CLAIM = """
+SELECT granted_at_ms = :claimed_at_ms AS it_did FROM fencepost_ownership
+WHERE run_id = :run_id AND type IN ('claimed', 'stolen') AND sequence < (
+  SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id AND type = 'activated')
+ORDER BY sequence DESC LIMIT 1
+"""
+
+
+async def _granted_from(
+    db: Database, run: Run, viewer: Principal | None, claimed_at_ms: int, now_ms: int | None
+) -> Run | None:
+    """The run as it is now, if its present grant came from the claim of that time."""
+    which: dict[str, Parameter] = {"run_id": run.run_id, "claimed_at_ms": claimed_at_ms}
+    statements = [read_statement(run.run_id, viewer, now_ms), Statement(_FROM_CLAIM, **which)]
+    present, claim = await db.read(statements)
+    return found(present) if any(row["it_did"] for row in claim.rows) else None
 
 
 def _claims(run: Run, claimant: Owner, claimed_at_ms: int | None) -> bool:
@@ -351,13 +406,21 @@ async def _remove_only(
 ) -> RunReadBack:
     claimant, claimed_at_ms = claim
     token = mint_token()
-    values = _values(run_id, viewer, claimant, token, now_ms)
+    values = _values(db, run_id, viewer, claimant, token, now_ms)
     statements = [
         Statement(removal.sql, **values, claimed_at_ms=claimed_at_ms),
         fact_statement(run_id, token, removal.ends_as, claimant, "claim"),
     ]
-    could_win = lambda run: _claims(run, *claim)  # noqa: E731
-    return await verb(db, statements, token, run_id, viewer, now_ms, could_win=could_win)
+    return await verb(
+        db,
+        statements,
+        token,
+        run_id,
+        viewer,
+        now_ms,
+        records=requests.of_run(db, run_id, token, removal.won),
+        could_win=lambda run: _claims(run, *claim),
+    )
 
 
 async def _remove_and_end(
@@ -369,6 +432,7 @@ async def _remove_and_end(
     now_ms: int | None,
 ) -> RunReadBack:
     claimant, claimed_at_ms = claim
+    token = mint_token()
     return await cancellation.end_waiting(
         db,
         run,
@@ -376,5 +440,7 @@ async def _remove_and_end(
         removal.end_sql,
         params={**claimant.params, "claimed_at_ms": claimed_at_ms},
         claim=(claimant, removal.ends_as),
+        token=token,
+        records=requests.of_run(db, run.run_id, token, removal.won),
         now_ms=now_ms,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fencepost import errors, fence, journal, limits
+from fencepost import errors, fence, journal, limits, requests
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
 from fencepost.ownership import HELD_BY
@@ -17,9 +17,10 @@ from fencepost.projection import Projection
 from fencepost.runs import Outcome, Owner, Run, VerbResult
 from fencepost.snapshot import (
     VISIBLE,
+    RunReadBack,
     found,
+    head_of,
     not_found,
-    read,
     read_statement,
     scope,
     verb,
@@ -80,7 +81,7 @@ UPDATE fencepost_runs SET head_sequence = :sequence, head_hash = :hash,
   write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id = :run_id AND {VISIBLE} AND {fence.admits_existing_run_sql(":run_id")}
   AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
-  AND (:host_id IS NULL OR (status = 'running' AND {HELD_BY}))
+  AND (:host_id IS NULL OR (status = 'running' AND {HELD_BY})) AND {requests.UNUSED}
 RETURNING updated_at_ms AS at_ms
 """
 
@@ -104,7 +105,7 @@ async def append(
     Losses, in order: fence_lost, head_changed (against an expected head). Raises NotFound and
     Fenced, and Unavailable (CONTENDED) after lost races without an expected head.
     """
-    head = addition.expected_head or addition.head_hint or (await read(db, run_id, viewer)).head
+    head = addition.expected_head or addition.head_hint or await head_of(db, run_id, viewer)
 
     async def attempt() -> Appended | None:
         nonlocal head
@@ -133,25 +134,34 @@ async def _attempt(
     def holds(run: Run) -> bool:
         return owner is None or run.held_by(owner, generation)
 
+    moved = {**write, **scope(viewer), **chain, **who, **requests.params(db)}
+    statements = [
+        Statement(_MOVE_HEAD, **moved),
+        journal.append_statement(run_id, token, event),
+    ]
     back = await verb(
         db,
-        [
-            Statement(_MOVE_HEAD, **write, **scope(viewer), **chain, **who),
-            journal.append_statement(run_id, token, event),
-        ],
+        [] if head is journal.GENESIS else statements,
         token,
         run_id,
         viewer,
         now_ms,
         receipt=write_receipt(run_id, token, event.sequence),
+        records=requests.of_run(db, run_id, token, Outcome.APPENDED, **event.params),
         could_win=lambda run: holds(run) and run.head == head,
     )
     if back.won:
         result = back.effect(Outcome.APPENDED, owner) if owner else None
-        stored = Stored(event, back.rows[0]["at_ms"])
-        return Appended(result or VerbResult(Outcome.APPENDED, back.run), stored)
+        return Appended(result or VerbResult(Outcome.APPENDED, back.run), _stored(event, back))
     back.require_existing_run()
     return Appended(back.lost(Outcome.HEAD_CHANGED if holds(back.run) else Outcome.FENCE_LOST))
+
+
+def _stored(event: Event, back: RunReadBack) -> Stored:
+    """The event as it was stored: a keyed request may have appended it earlier, at another head."""
+    told = back.rows[0]
+    chained = {name: told[name] for name in event.params if name in told}
+    return Stored(event._replace(**chained), told["at_ms"])
 
 
 # --- Reading -----------------------------------------------------------------------------

@@ -16,12 +16,11 @@ provisioned (no row, no table) is open.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fencepost import audit, errors
+from fencepost import audit, errors, requests
 from fencepost.identifiers import Principal, mint_token
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database
@@ -43,8 +42,6 @@ class Fence(NamedTuple):
     proof_key: str | None
     proof_run_id: str | None
     updated_at_ms: int | None
-    transition_key: str | None = None
-    transition_receipt: str | None = None
 
     @classmethod
     def from_rows(cls, rows: Sequence[dict[str, Any]]) -> Fence:
@@ -65,8 +62,7 @@ class Fence(NamedTuple):
             raise errors.FenceUnreadable(
                 "The fence row's state and proof key do not belong together."
             )
-        receipt = (row.get("transition_key"), row.get("transition_receipt"))
-        return cls(state, revision, row["proof_key"], row["proof_run_id"], updated_at_ms, *receipt)
+        return cls(state, revision, row["proof_key"], row["proof_run_id"], updated_at_ms)
 
     def admits_start(self, key: str, run_id: str | None = None) -> bool:
         """Whether `key` may start; `run_id` is the run it is already reserved for, if any."""
@@ -172,21 +168,12 @@ def as_seed_file(state: FenceState) -> str:
 
 
 class FenceCommand(NamedTuple):
-    """A fence transition that an operator asks for. A retry has the same `key`."""
+    """A fence transition that an operator asks for."""
 
     expected: FenceState
     next: FenceState
     revision: int | None = None
     proof_key: str | None = None
-    key: str | None = None
-
-    @property
-    def receipt(self) -> str | None:
-        """A hash to tell a retry of this command from another command with the same key."""
-        if self.key is None:
-            return None
-        command = [1, self.expected, self.next, self.revision, self.proof_key]
-        return json.dumps(command, separators=(",", ":"))
 
 
 class FenceOutcome(StrEnum):
@@ -194,7 +181,6 @@ class FenceOutcome(StrEnum):
 
     MOVED = "moved"
     CONFLICT = "conflict"
-    KEY_REUSED = "key_reused"
 
 
 # Decides: there is no fence row, which means `open` at revision 0, and the command expects that.
@@ -205,8 +191,7 @@ SELECT 'deployment', 'open', 0, COALESCE(:now_ms, {NOW_MS})
 WHERE :expected = 'open' AND (:revision IS NULL OR :revision = 0) ON CONFLICT (id) DO NOTHING
 """
 
-# Decides: the fence is in the expected state, at the expected revision if one is given, and this
-# command has not moved it before.
+# Decides: the fence is in the expected state, at the expected revision if one is given.
 _AUDIT_TRANSITION = f"""
 INSERT {audit.INTO}
 SELECT 'fence-transition', :principal_kind, :principal_id, 'deployment', NULL,
@@ -215,14 +200,14 @@ SELECT 'fence-transition', :principal_kind, :principal_id, 'deployment', NULL,
   :token, MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms + 1)
 FROM fencepost_fence
 WHERE state = :expected AND (:revision IS NULL OR revision = :revision)
-  AND transition_key IS NOT COALESCE(:key, '')
+  AND {requests.UNUSED}
 RETURNING sequence
 """
 
 # Decides nothing: guarded by the audit row just written. Every transition clears the proof run.
 _TRANSITION = f"""
 UPDATE fencepost_fence SET state = :next, revision = revision + 1, proof_key = :proof_key,
-  proof_run_id = NULL, transition_key = :key, transition_receipt = :receipt,
+  proof_run_id = NULL,
   updated_at_ms = {audit.LAST_AT_MS}
 WHERE {audit.last_is(":token")}
 """
@@ -233,38 +218,35 @@ async def transition(
 ) -> tuple[FenceOutcome, Fence]:
     """Move the fence, if it is in the state that the command expects. Any two states are legal.
 
-    A retry with the same key gets the same answer, until another command with a key has moved the
-    fence. One round trip. The first transition in a database creates the tables. Raises
-    FenceUnreadable for a state that this build does not know.
+    A keyed command is remembered as long as its audit row: a retry gets the fence as the command
+    left it, and moves nothing. One round trip. The first transition in a database creates the
+    tables. Raises FenceUnreadable for a state that this build does not know, and Conflict
+    (IDEMPOTENCY_KEY_REUSED).
     """
-    intent = _transition_write(principal, command, now_ms)
+    token = mint_token()
+    intent = _transition_write(db, principal, command, token, now_ms)
+    records = requests.of_audited(db, token, FenceOutcome.MOVED)
     try:
         await db.ready(creating=True)
-        written = await writes.write(db, intent)
+        written = await requests.write(db, intent, token, records)
     except errors.NOT_READY:
         gate = await read(db)
         if gate.state is not command.expected or command.revision not in (None, gate.revision):
-            return _converged(command, gate), gate
+            return FenceOutcome.CONFLICT, gate
         await db.bring_schema_forward()
-        written = await writes.write(db, intent)
+        written = await requests.write(db, intent, token, records)
+    if db.replay:
+        [left] = written.rows
+        known = (command.next, left["revision"], command.proof_key, None, left["at_ms"])
+        return FenceOutcome.MOVED, Fence(*known)
     gate = Fence.from_rows(written.reads[0].rows)
-    if written.won:
-        return FenceOutcome.MOVED, gate
-    return _converged(command, gate), gate
-
-
-def _converged(command: FenceCommand, gate: Fence) -> FenceOutcome:
-    """Why a command did not move the fence: it did so before, or it does not fit."""
-    if command.key is None or gate.transition_key != command.key:
-        return FenceOutcome.CONFLICT
-    same = gate.transition_receipt == command.receipt
-    return FenceOutcome.MOVED if same else FenceOutcome.KEY_REUSED
+    return FenceOutcome.MOVED if written.won else FenceOutcome.CONFLICT, gate
 
 
 def _transition_write(
-    principal: Principal, command: FenceCommand, now_ms: int | None
+    db: Database, principal: Principal, command: FenceCommand, token: str, now_ms: int | None
 ) -> writes.Write:
-    token, expected, revision = mint_token(), command.expected, command.revision
+    expected, revision = command.expected, command.revision
     statements = [
         Statement(_MATERIALISE, expected=expected, revision=revision, now_ms=now_ms),
         Statement(
@@ -274,16 +256,14 @@ def _transition_write(
             expected=expected,
             revision=revision,
             next=command.next,
-            key=command.key,
             token=token,
             now_ms=now_ms,
+            **requests.params(db),
         ),
         Statement(
             _TRANSITION,
             next=command.next,
             proof_key=command.proof_key,
-            key=command.key,
-            receipt=command.receipt,
             token=token,
         ),
     ]

@@ -45,6 +45,27 @@ class Principal(NamedTuple):
         return f"{self.kind}:{self.id}"
 
 
+class KeyedRequest(NamedTuple):
+    """A request with an `Idempotency-Key`, of one verb on a run (`run_id` is empty for one of the
+    deployment). `viewer`: whose runs the sender may see, None for all. `requests` says what it
+    does.
+    """
+
+    run_id: str
+    principal: Principal
+    viewer: Principal | None
+    key: str
+    verb: str
+    fingerprint: str
+
+
+class Replay(NamedTuple):
+    """That a keyed request had its effect before: its outcome then, and the token of its write."""
+
+    outcome: str
+    write_token: str
+
+
 class Target(NamedTuple):
     """What a run executes. An agent has a thread, a workflow has none."""
 

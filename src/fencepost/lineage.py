@@ -8,7 +8,7 @@ The order is by round, then run id. The run L without a round comes first.
 
 from __future__ import annotations
 
-from fencepost import errors
+from fencepost import errors, requests
 from fencepost.identifiers import Principal
 from fencepost.runs import Run
 from fencepost.snapshot import VISIBLE, not_found, scope
@@ -97,9 +97,11 @@ def _last_of(condition: str) -> str:
     WHERE {condition}))"""
 
 
-# The last member with a fact of the request that `:token` names.
-ASKED = _last_of("""EXISTS (SELECT 1 FROM fencepost_ownership AS fact
-      WHERE fact.run_id = member.run_id AND fact.write_token = :token)""")
+# The last member with a fact of the request that `:token` names; or of that which had its effect
+# before under the same key.
+ASKED = _last_of(f"""EXISTS (SELECT 1 FROM fencepost_ownership AS fact
+      WHERE fact.run_id = member.run_id
+        AND fact.write_token = COALESCE({requests.TOKEN}, :token))""")
 _OPEN_REQUEST = _last_of("member.finished_at_ms IS NULL AND cancel_requested_at_ms IS NOT NULL")
 
 # Decides nothing: shows the run that the outcome of a request is about.
@@ -110,11 +112,12 @@ WHERE run_id = COALESCE({ASKED}, {_OPEN_REQUEST}, ({LATEST_ID}))
 """
 
 
-def asked_statement(run_id: str, viewer: Principal | None, token: str) -> Statement:
+def asked_statement(db: Database, run_id: str, viewer: Principal | None, token: str) -> Statement:
     """The last round that the request named by `token` was made of; else the last round that has
     not ended and had one before; else the last round. One row or none, for `Run.from_row`.
     """
-    return Statement(_READ_ASKED, run_id=run_id, **scope(viewer), token=token)
+    asked = {"run_id": run_id, **scope(viewer), **requests.params(db)}
+    return Statement(_READ_ASKED, **asked, token=token)
 
 
 async def latest(db: Database, run_id: str, viewer: Principal | None) -> Run:

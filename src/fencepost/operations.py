@@ -7,11 +7,11 @@ with the generation of the run in which it was granted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from fencepost import errors, fence, snapshot
+from fencepost import errors, fence, requests, snapshot
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal
 from fencepost.ownership import HELD_BY, holder
@@ -31,6 +31,17 @@ class OperationState(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+class Cause(StrEnum):
+    """Why an operation is interrupted.
+
+    `holder`: its holder ended the lease, and knows that the step is not to be counted as done.
+    `lapse`: the lease was over, by time or with its generation: nobody knows.
+    """
+
+    HOLDER = "holder"
+    LAPSE = "lapse"
+
+
 class StepOutcome(StrEnum):
     """The result of a verb on an operation: first the wins, then the losses."""
 
@@ -40,16 +51,21 @@ class StepOutcome(StrEnum):
     RENEWED = "renewed"
     ASSERTED = "asserted"
     COMMITTED = "committed"
+    CONCLUDED = "concluded"
     INTERRUPTED = "interrupted"
 
     FENCE_LOST = "fence_lost"
     OPERATION_CONFLICT = "operation_conflict"
     OPERATION_ALREADY_RUNNING = "operation_already_running"
     LEASE_FENCED = "lease_fenced"
+    STEP_UNRESOLVED = "step_unresolved"
+    OVERTAKEN = "overtaken"
 
 
 LOSSES = frozenset(
     {
+        StepOutcome.STEP_UNRESOLVED,
+        StepOutcome.OVERTAKEN,
         StepOutcome.FENCE_LOST,
         StepOutcome.OPERATION_CONFLICT,
         StepOutcome.OPERATION_ALREADY_RUNNING,
@@ -72,6 +88,7 @@ class Operation(NamedTuple):
     lease_token: str
     generation: int
     lease_expires_at_ms: int | None
+    cause: Cause | None
     outcome_json: str | None
     write_token: str
     in_generation: bool
@@ -86,6 +103,11 @@ class Operation(NamedTuple):
         if self.lease_expires_at_ms is None:
             return False
         return not self.in_generation or self.lease_expires_at_ms < self.now_ms
+
+    @property
+    def unresolved(self) -> bool:
+        """Whether its last lease ended without its holder saying what became of the step."""
+        return self.lapsed or self.cause is Cause.LAPSE
 
     def held_under(self, token: str) -> bool:
         """Whether the lease with this token holds."""
@@ -105,6 +127,7 @@ class Operation(NamedTuple):
             row["lease_token"],
             row["generation"],
             row["lease_expires_at_ms"],
+            None if row["cause"] is None else Cause(row["cause"]),
             row["outcome"],
             row["write_token"],
             bool(row["in_generation"]),
@@ -113,6 +136,7 @@ class Operation(NamedTuple):
 
 
 _STATES = frozenset(OperationState)
+_CAUSES = frozenset(Cause)
 _RULES: Rules = (
     ("state is running, committed or interrupted", lambda row: row["state"] in _STATES),
     (
@@ -122,6 +146,10 @@ _RULES: Rules = (
     (
         "a committed operation, and no other, has an outcome",
         lambda row: (row["state"] == "committed") == (row["outcome"] is not None),
+    ),
+    (
+        "an interrupted operation, and no other, has a cause, holder or lapse",
+        lambda row: row["cause"] in (_CAUSES if row["state"] == "interrupted" else (None,)),
     ),
     ("times are whole milliseconds", whole("lease_expires_at_ms", null=True)),
     ("times are whole milliseconds", whole("updated_at_ms")),
@@ -222,29 +250,36 @@ class ReadBack(NamedTuple):
     @property
     def won_just_now(self) -> bool:
         """Whether the verb won in this very batch: nothing can have come after it."""
-        return self.won and bool(self.rows[0]["just_now"])
+        return self.won and bool(self.rows[0].get("just_now"))
 
     def holds(self, token: str) -> bool:
         """Whether the lease of this token holds, whoever asks."""
         return self.operation is not None and self.operation.held_under(token)
 
+    def is_ours(self, step: Step) -> bool:
+        """Whether whoever asks holds the run, whatever the fence says."""
+        return self.run.held_by(step.owner, step.generation)
+
     def require_ours(self, step: Step) -> bool:
         """Whether whoever asks holds the run. Raises Fenced and FenceUnreadable."""
         Fence.from_rows(self.fence_rows).require_existing_run(step.run_id)
-        return self.run.held_by(step.owner, step.generation)
+        return self.is_ours(step)
 
 
 class StepWrite(NamedTuple):
     """One attempt of a verb: its statements. The one with index `decides` returns WON if it won.
 
     `receipt` returns a row if it has landed. `could_win` judges what was read back after
-    a lost reply, if the run is still held by whoever asks.
+    a lost reply, if the run is still held by whoever asks. `records`: what records a keyed request
+    (`token` is that of the attempt).
     """
 
     statements: list[Statement]
     receipt: Statement
     could_win: Callable[[ReadBack], bool]
     decides: int = 0
+    token: str = ""
+    records: Sequence[Statement] = ()
 
 
 # What a deciding statement returns.
@@ -279,11 +314,15 @@ def event_receipt(step: Step, token: str, sequence: int) -> Statement:
     return Statement(_RECEIPT_OF_EVENT, run_id=step.run_id, sequence=sequence, token=token)
 
 
+_NOTHING = StepWrite([], Statement("SELECT 1"), lambda back: False)
+
+
 async def verb(db: Database, step: Step, write: StepWrite | None, now_ms: int | None) -> ReadBack:
     """Run one attempt of a verb, and read run, operation and fence back, in one batch.
 
-    Without a write it only reads. Raises NotFound when the run is not there, or is another
-    principal's; MissingTable when the run is there and the table is not.
+    Without a write it only reads. A keyed request that had its effect before has won, and writes
+    nothing. Raises NotFound when the run is not there, or is another principal's; MissingTable when
+    the run is there and the table is not; Conflict (IDEMPOTENCY_KEY_REUSED).
     """
     taken = Statement(_TAKEN, run_id=step.run_id, **holder(step.owner, step.generation))
     reads = _reads(step.run_id, step.viewer, step.id, now_ms)
@@ -296,12 +335,9 @@ async def verb(db: Database, step: Step, write: StepWrite | None, now_ms: int | 
         return back.run.held_by(step.owner, step.generation) and write.could_win(back)
 
     try:
-        if write is None:
-            return _read_back([], await db.read(reads))
-        statements, receipt, _, decides = write
-        written = await writes.write(
-            db, writes.Write(statements, reads, receipt, decides=decides, could_win=could_win)
-        )
+        statements, receipt, _, decides, token, records = write or _NOTHING
+        intent = writes.Write(statements, reads, receipt, decides=decides, could_win=could_win)
+        written = await requests.write(db, intent, token, records)
     except errors.MissingTable:
         await snapshot.read(db, step.run_id, step.viewer)
         raise

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from fencepost import errors, fence
+from fencepost import errors, fence, requests
 from fencepost.identifiers import Principal, mint_token
 from fencepost.runs import Grant, Outcome, Owner, Run, RunStatus, VerbResult
 from fencepost.snapshot import (
@@ -90,7 +90,7 @@ grantable AS (
       ELSE 'rival' END AS taken_from
   FROM fencepost_runs, clock
   WHERE run_id = :run_id AND {VISIBLE} AND claimed_at_ms IS NULL
-    AND {fence.admits_existing_run_sql(":run_id")}
+    AND {fence.admits_existing_run_sql(":run_id")} AND {requests.UNUSED}
     AND (:expected_status IS NULL OR status = :expected_status)
     AND (:expected_heartbeat_at_ms IS NULL OR heartbeat_at_ms = :expected_heartbeat_at_ms)
     AND (status IN ('pending', 'suspended')
@@ -145,7 +145,8 @@ async def own(
     """Own a run that waits for an owner, or whose owner's lease lapsed. One round trip.
 
     `lease_ms` (milliseconds) None keeps the lease length of the run; `expected_status` and the
-    evidence's heartbeat, if given, must be the run's. Losses, in order: already_claimed,
+    evidence's heartbeat, if given, must be the run's. Whoever holds the run under a fresh lease
+    `owned` it, and writes nothing. Losses, in order: already_claimed,
     heartbeat_fresh, evidence_required, snapshot_changed; after a lost reply also overtaken and
     lease_lapsed (`granted`). Raises NotFound and Fenced.
     """
@@ -154,15 +155,20 @@ async def own(
     grant = {"run_id": run_id, "token": token, **owner.params}
     proof = {"evidence_kind": kind, **expected_params(expected)}
     seen = {"expected_status": expected_status, "expected_heartbeat_at_ms": heartbeat_at_ms}
+    asked = {**scope(viewer), **proof, **seen, **requests.params(db)}
     statements = [
-        Statement(_GRANT_FACTS, **grant, **scope(viewer), **proof, **seen, now_ms=now_ms),
+        Statement(_GRANT_FACTS, **grant, **asked, now_ms=now_ms),
         Statement(_GRANT, **grant, lease_ms=lease_ms),
     ]
     receipt = Statement(_GRANT_RECEIPT, run_id=run_id, token=token)
-    back = await verb(db, statements, token, run_id, viewer, now_ms, receipt=receipt)
+    records = requests.of_run(db, run_id, token, Outcome.OWNED)
+    where = (run_id, viewer, now_ms)
+    back = await verb(db, statements, token, *where, receipt=receipt, records=records)
     if back.won:
         return granted(back, Outcome.OWNED, owner)
     back.require_existing_run()
+    if back.run.owner == owner and back.run.lease_is_fresh:
+        return VerbResult(Outcome.OWNED, back.run, granted=Grant(back.run.generation))
     return back.lost(_own_loss(back.run, owner, evidence, expected_status))
 
 
@@ -174,7 +180,7 @@ def granted(back: RunReadBack, won: Outcome, owner: Owner) -> VerbResult:
         return back.lost(Outcome.OVERTAKEN, Grant(generation))
     if not run.lease_is_fresh:
         return back.lost(Outcome.LEASE_LAPSED, Grant(generation))
-    return VerbResult(won, run)
+    return VerbResult(won, run, granted=Grant(generation))
 
 
 def _own_loss(

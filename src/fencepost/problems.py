@@ -212,12 +212,6 @@ PROBLEMS = {
         _NEVER,
         "A cancel was requested before. The first request is kept.",
     ),
-    "ALREADY_ACKNOWLEDGED": Problem(
-        409,
-        "The cancel was acknowledged before",
-        _NEVER,
-        "The cancel was acknowledged before. The first acknowledgement is kept.",
-    ),
     "CANCEL_NOT_REQUESTED": Problem(
         409, "No cancel was requested", _NEVER, "There is no cancel request to acknowledge."
     ),
@@ -268,6 +262,14 @@ PROBLEMS = {
         "The operation's lease has another token, or has ended. Stop the work, or acquire again. "
         "If the lease had lapsed, the request has also marked the operation interrupted.",
     ),
+    "STEP_UNRESOLVED": Problem(
+        409,
+        "Nobody knows whether the step was done",
+        _NEVER,
+        "The last lease of the operation ended without its holder saying what became of the step, "
+        "and the request is `if_lapsed: refuse`. Find out; then conclude the operation with its "
+        "outcome, by the token in `lapsed`, or acquire it with `if_lapsed: take` to do it again.",
+    ),
     # The fence; nothing was written.
     "FENCE_CAS_CONFLICT": Problem(
         409,
@@ -277,9 +279,10 @@ PROBLEMS = {
     ),
     "IDEMPOTENCY_KEY_REUSED": Problem(
         422,
-        "The key has another command",
+        "The key was sent with another request",
         _NEW,
-        "The last transition of the fence had this key, and was another command.",
+        "This principal sent the key before with another verb, path or body. Nothing was written. "
+        "One key names one request on a run, or one on the deployment.",
     ),
     # Not now.
     "EXECUTION_FENCED": Problem(

@@ -8,7 +8,7 @@ can never release it: it cannot know what its predecessor did. Then a person res
 
 from __future__ import annotations
 
-from fencepost import journal, reservation, snapshot
+from fencepost import journal, requests, reservation, snapshot
 from fencepost.identifiers import Principal, mint_token
 from fencepost.ownership import HELD_BY, claim_ended_statement, fact_statement, holder
 from fencepost.reservation import Reservation, ReservationState
@@ -51,7 +51,7 @@ WHERE run_id = :run_id AND status = 'running' AND {HELD_BY}
   AND (cancel_requested_at_ms IS NULL) = (:to = 'pending')
   AND EXISTS (SELECT 1 FROM fencepost_reservations WHERE key = :key AND run_id = :run_id
     AND state = 'started' AND claim_nonce = :claim_nonce AND joined = 0)
-  AND {_NOTHING_RECORDED}
+  AND {_NOTHING_RECORDED} AND {requests.UNUSED}
 RETURNING run_id
 """
 
@@ -89,18 +89,22 @@ async def release(
     """
 
     async def attempt() -> Released | None:
-        held, run = await reservation.find(db, key, viewer, now_ms)
+        held, run, before = await reservation.find_for_request(db, key, viewer, now_ms)
+        if before:
+            return Outcome.RELEASED, held, run
         if loss := _loss(held, run, owner, generation):
             return loss, held, run
         assert run is not None
-        written = await writes.write(db, _write(held, run, owner, generation, now_ms))
-        before, (held, run) = run, reservation.found(written.reads, viewer)
+        token, seen = mint_token(), (run.head, run.cancel_requested_at_ms)
+        intent = _write(db, held, run, owner, generation, token, now_ms)
+        records = requests.of_run(db, run.run_id, token, Outcome.RELEASED)
+        written = await requests.write(db, intent, token, records)
+        held, run = reservation.found(written.reads, viewer)
         if written.won:
             return Outcome.RELEASED, held, run
         if loss := _loss(held, run, owner, generation):
             return loss, held, run
         assert run is not None
-        seen = (before.head, before.cancel_requested_at_ms)
         same = (run.head, run.cancel_requested_at_ms) == seen
         return (Outcome.WORK_RECORDED, held, run) if same else None
 
@@ -118,25 +122,23 @@ def _loss(
 
 
 def _write(
-    held: Reservation, run: Run, owner: Owner, generation: int | None, now_ms: int | None
+    db: Database,
+    held: Reservation,
+    run: Run,
+    owner: Owner,
+    generation: int | None,
+    token: str,
+    now_ms: int | None,
 ) -> writes.Write:
-    token, key, run_id = mint_token(), held.key, run.run_id
+    key, run_id = held.key, run.run_id
     cancelled = run.cancel_requested_at_ms is not None
     to = RunStatus.CANCELLED if cancelled else RunStatus.PENDING
     payload = {"attempt": held.attempt, **({"to": str(to)} if cancelled else {})}
     event = journal.next_event(run.head, "run-released", payload)
+    asked = {**holder(owner, generation), **event.params, **requests.params(db), "to": to}
+    asked |= {"key": key, "claim_nonce": held.claim_nonce}
     statements = [
-        Statement(
-            _RELEASE_RUN,
-            key=key,
-            run_id=run_id,
-            token=token,
-            **holder(owner, generation),
-            to=to,
-            claim_nonce=held.claim_nonce,
-            **event.params,
-            now_ms=now_ms,
-        ),
+        Statement(_RELEASE_RUN, run_id=run_id, token=token, **asked, now_ms=now_ms),
         Statement(_RELEASE_RESERVATION, key=key, run_id=run_id, token=token)
         if not cancelled
         else reservation.settle_statement(run_id, token, to),

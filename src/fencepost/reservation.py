@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fencepost import errors, fence, identifiers, snapshot
+from fencepost import errors, fence, identifiers, requests, snapshot
 from fencepost.identifiers import Principal, PrincipalKind, Target, TargetKind
 from fencepost.runs import Run
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
-from fencepost.storage.rows import Rules, check_row, whole
+from fencepost.storage.rows import Row, Rules, check_row, whole
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 TABLE = "fencepost_reservations"
@@ -241,6 +241,17 @@ async def find(
     except errors.MissingTable:
         raise not_found() from None
     return found(results, viewer)
+
+
+async def find_for_request(
+    db: Database, key: str, viewer: Principal | None, now_ms: int | None = None
+) -> tuple[Reservation, Run | None, list[Row]]:
+    """As `find`; and what a keyed request was answered before, if it was (`requests.replayed`)."""
+    try:
+        results = await db.read([*find_statements(key, now_ms), *requests.look(db)])
+    except errors.MissingTable:
+        raise not_found() from None
+    return *found(results, viewer), requests.replayed(db, results)
 
 
 def found(results: list[Result], viewer: Principal | None) -> tuple[Reservation, Run | None]:

@@ -17,13 +17,14 @@ import hashlib
 from enum import StrEnum
 from typing import NamedTuple
 
-from fencepost import audit, errors, journal, reservation
+from fencepost import audit, errors, journal, requests, reservation
 from fencepost.identifiers import Principal, mint_token
 from fencepost.ownership import claim_ended_statement, fact_statement
 from fencepost.reservation import Reservation, ReservationState
 from fencepost.runs import Outcome, Run, RunStatus
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
+from fencepost.storage.rows import Row
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 
@@ -97,7 +98,7 @@ def _look_statements(key: str, now_ms: int | None) -> list[Statement]:
 
 def _look(results: list[Result], viewer: Principal | None) -> Look:
     held, run = reservation.found(results, viewer)
-    starters = [row["key"] for result in results[3:] for row in result.rows]
+    starters = [row["key"] for result in results[3:5] for row in result.rows]
     tokens = results[2].rows[0]["tokens"]
     return Look(held, run, tokens, next(iter(starters), None))
 
@@ -109,6 +110,15 @@ async def look(db: Database, key: str, viewer: Principal | None, now_ms: int | N
     except errors.MissingTable:
         raise reservation.not_found() from None
     return _look(results, viewer)
+
+
+async def _look_for_request(db: Database, key: str, now_ms: int | None) -> tuple[Look, list[Row]]:
+    """As `look`; and what a keyed request was answered before, if it was (`requests.replayed`)."""
+    try:
+        results = await db.read([*_look_statements(key, now_ms), *requests.look(db)])
+    except errors.MissingTable:
+        raise reservation.not_found() from None
+    return _look(results, None), requests.replayed(db, results)
 
 
 # --- Deciding ----------------------------------------------------------------------------
@@ -133,6 +143,7 @@ WHERE held.key = :key AND held.state <> 'terminal' AND held.joined = 0
     OR (run.status = 'running' AND run.lease_expires_at_ms < COALESCE(:now_ms, {NOW_MS})))
   AND (run.claimed_at_ms IS NULL
     OR run.claimed_at_ms + run.lease_ms < COALESCE(:now_ms, {NOW_MS}))
+  AND {requests.UNUSED}
 RETURNING sequence
 """
 
@@ -189,14 +200,19 @@ async def resolve(
     look, or the key is settled), heartbeat_fresh (the owner is alive), claim_fresh. Raises
     NotFound, and InvalidRequest for a result without a run to stand in.
     """
-    found = await look(db, key, None, now_ms)
+    found, before = await _look_for_request(db, key, now_ms)
+    if before:
+        return Outcome.RESOLVED, found
     if loss := _loss(found, resolution.seen):
         return loss, found
     if found.run is None and resolution.result_json is not None:
         raise errors.InvalidRequest(
             "A 'result' needs a run to stand in; this start has none. Nothing was written."
         )
-    written = await writes.write(db, _write(found, operator, resolution, now_ms))
+    token = mint_token()
+    intent = _write(db, found, operator, resolution, token, now_ms)
+    records = requests.of_audited(db, token, Outcome.RESOLVED)
+    written = await requests.write(db, intent, token, records)
     after = _look(written.reads, None)
     if written.won:
         return Outcome.RESOLVED, after
@@ -227,10 +243,15 @@ def _ends(run: Run | None, decision: Verdict) -> RunStatus:
 
 
 def _write(
-    found: Look, operator: Principal, resolution: Resolution, now_ms: int | None
+    db: Database,
+    found: Look,
+    operator: Principal,
+    resolution: Resolution,
+    token: str,
+    now_ms: int | None,
 ) -> writes.Write:
     held, run = found.held, found.run
-    token, key, decision = mint_token(), held.key, resolution.decision
+    key, decision = held.key, resolution.decision
     to = _ends(run, decision)
     outcome = None if to is RunStatus.PENDING else decision.value
     if to is RunStatus.CANCELLED:
@@ -244,8 +265,9 @@ def _write(
     }
     who = {"principal_kind": operator.kind, "principal_id": operator.id}
     said = {"note": resolution.note, "decision": decision, "token": token, "now_ms": now_ms}
+    keyed = requests.params(db)
     statements = [
-        Statement(_AUDIT_RESOLVE, key=key, run_id=held.run_id, **who, **said, **seen),
+        Statement(_AUDIT_RESOLVE, key=key, run_id=held.run_id, **who, **said, **seen, **keyed),
         Statement(_RESOLVE_RESERVATION, key=key, outcome=outcome, token=token),
         Statement(_SETTLE_OTHERS, key=key, run_id=held.run_id, outcome=outcome, token=token),
         *([] if run is None else _run_statements(run, to, held.attempt, resolution, token)),

@@ -63,7 +63,6 @@ class Outcome(StrEnum):
     DELIVERY_REVISION_CONFLICT = "delivery_revision_conflict"
     TERMINAL = "terminal"
     ALREADY_REQUESTED = "already_requested"
-    ALREADY_ACKNOWLEDGED = "already_acknowledged"
     CANCEL_NOT_REQUESTED = "cancel_not_requested"
     CHANGE_BINDING_NOT_ALLOWED = "change_binding_not_allowed"
     CHANGE_RUN_ALREADY_EXISTS = "change_run_already_exists"
@@ -90,7 +89,6 @@ LOSSES = frozenset(
         Outcome.KEY_JOINED,
         Outcome.TERMINAL,
         Outcome.ALREADY_REQUESTED,
-        Outcome.ALREADY_ACKNOWLEDGED,
         Outcome.CANCEL_NOT_REQUESTED,
         Outcome.CHANGE_BINDING_NOT_ALLOWED,
         Outcome.CHANGE_RUN_ALREADY_EXISTS,
@@ -156,8 +154,8 @@ class VerbResult(NamedTuple):
     """What became of a verb, and the run afterwards.
 
     `beaten_by`: what beat a verb that lost, or what has taken the run from the caller since a verb
-    that won. `granted`: the grant that is over (overtaken, lease_lapsed). `claim_cleared`: the
-    verb lost, and yet removed the caller's claim.
+    that won. `granted`: what the verb granted, also if that is over (overtaken, lease_lapsed).
+    `claim_cleared`: the verb lost, and yet removed the caller's claim.
     """
 
     outcome: Outcome

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fencepost import errors, fence, limits
+from fencepost import errors, fence, limits, requests
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal
+from fencepost.journal import GENESIS, Head
 from fencepost.runs import Beaten, Grant, Outcome, Owner, Run, RunStatus, VerbResult
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
@@ -160,6 +161,15 @@ def _page_statement(
     return Statement(_PAGE_BY_STATUS, status=status, after_kind=kind, after_id=id, **place)
 
 
+async def head_of(db: Database, run_id: str, viewer: Principal | None) -> Head:
+    """Where an attempt to append is to begin: at the end of the run's history. Raises NotFound.
+
+    For a keyed request GENESIS, without a read: its first attempt only looks, since it may have
+    had its effect before.
+    """
+    return GENESIS if db.request else (await read(db, run_id, viewer)).head
+
+
 # Decides: whether a write to a run landed. Its token is in the row; or, if another write came
 # since, in the fact or in the event (at `:sequence`, if it has one) that it left behind.
 _RECEIPT = """
@@ -256,13 +266,15 @@ async def verb(
     now_ms: int | None,
     *,
     receipt: Statement | None = None,
+    records: Sequence[Statement] = (),
     could_win: Callable[[Run], bool] = lambda run: not run.ended,
 ) -> RunReadBack:
     """Run a verb's statements, which write `token`, and read the run back, in one batch.
 
-    `could_win` judges the run as it is read after a lost reply (`writes.Write`). Without
-    statements it only reads. Raises NotFound when the run is not there, or is another
-    principal's.
+    `records`: what records a keyed request; one that had its effect before has won, and writes
+    nothing. `could_win` judges the run as it is read after a lost reply (`writes.Write`). Without
+    statements it only reads. Raises NotFound when the run is not there, or is another principal's,
+    and Conflict (IDEMPOTENCY_KEY_REUSED).
     """
 
     def open_still(reads: list[Result]) -> bool:
@@ -273,7 +285,7 @@ async def verb(
         statements, reads, receipt or write_receipt(run_id, token), could_win=open_still
     )
     try:
-        written = await writes.write(db, intent)
+        written = await requests.write(db, intent, token, records)
     except errors.MissingTable:
         await read(db, run_id, viewer)
         raise

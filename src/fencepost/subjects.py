@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from fencepost import fence, journal
+from fencepost import fence, journal, requests
 from fencepost.identifiers import Principal, Target, mint_token
 from fencepost.journal import Head
 from fencepost.ownership import HELD_BY, holder
@@ -20,7 +20,7 @@ from fencepost.runs import Outcome, Owner, Run, VerbResult
 from fencepost.snapshot import (
     VISIBLE,
     RunReadBack,
-    read,
+    head_of,
     scope,
     verb,
     write_receipt,
@@ -147,7 +147,7 @@ WHERE run_id = :run_id AND {VISIBLE} AND {fence.admits_existing_run_sql(":run_id
   AND EXISTS (SELECT 1 FROM fencepost_subjects WHERE run_id = :run_id AND stage = 'design')
   AND NOT EXISTS (
     SELECT 1 FROM fencepost_subjects WHERE run_id = :run_id AND lookup_key LIKE 'change:%')
-  AND NOT EXISTS ({_RIVAL})
+  AND NOT EXISTS ({_RIVAL}) AND {requests.UNUSED}
 RETURNING run_id
 """
 
@@ -178,7 +178,7 @@ async def bind_change(
     change_run_already_exists. `head_hint` saves a round trip, and never loses. Raises NotFound,
     Fenced, and Unavailable after a lost race.
     """
-    head, name = head_hint or (await read(db, run_id, viewer)).head, f"change:{change}"
+    head, name = head_hint or await head_of(db, run_id, viewer), f"change:{change}"
 
     async def attempt() -> VerbResult | None:
         nonlocal head
@@ -188,8 +188,8 @@ async def bind_change(
         back.require_existing_run()
         if not back.run.held_by(owner, generation):
             return back.lost(Outcome.FENCE_LOST)
-        head = back.run.head
-        outcome = await _bind_loss(db, back.run, name)
+        first, head = head is journal.GENESIS, back.run.head
+        outcome = None if first else await _bind_loss(db, back.run, name)
         if outcome is Outcome.BOUND:
             return VerbResult(outcome, back.run)
         return None if outcome is None else back.lost(outcome)
@@ -209,19 +209,21 @@ async def _bind(
     token = mint_token()
     event = journal.next_event(head, "change-bound", {"change": name.removeprefix("change:")})
     what: dict[str, Parameter] = {"run_id": run_id, "token": token, "name": name}
+    asked = {**scope(viewer), **who, **event.params, **requests.params(db)}
     statements = [
-        Statement(_BIND, **what, **scope(viewer), **who, **event.params, now_ms=now_ms),
+        Statement(_BIND, **what, **asked, now_ms=now_ms),
         Statement(_NAME, **what),
         journal.append_statement(run_id, token, event),
     ]
     return await verb(
         db,
-        statements,
+        [] if head is journal.GENESIS else statements,
         token,
         run_id,
         viewer,
         now_ms,
         receipt=write_receipt(run_id, token, event.sequence),
+        records=requests.of_run(db, run_id, token, Outcome.BOUND),
         could_win=lambda run: run.head == head,
     )
 

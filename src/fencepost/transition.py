@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from fencepost import fence, journal, machines, reservation
+from fencepost import fence, journal, machines, requests, reservation
 from fencepost.identifiers import Principal, mint_token
 from fencepost.journal import Event, Head
 from fencepost.machines import Move
 from fencepost.ownership import HELD_BY, claim_ended_statement, fact_statement, holder
 from fencepost.runs import TERMINAL, Outcome, Owner, Run, RunStatus, VerbResult
-from fencepost.snapshot import VISIBLE, read, scope, verb, write_receipt
+from fencepost.snapshot import VISIBLE, head_of, scope, verb, write_receipt
 from fencepost.storage import races
 from fencepost.storage.d1 import Database
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
@@ -88,7 +88,7 @@ WHERE run_id = :run_id AND {VISIBLE}
   AND (machine IS NOT NULL OR :machine_state IS NULL)
   AND (machine IS NULL OR :admitting IS NULL
     OR machine || ' ' || machine_state IN (SELECT value FROM json_each(:admitting)))
-  AND {fence.admits_existing_run_sql(":run_id")}
+  AND {fence.admits_existing_run_sql(":run_id")} AND {requests.UNUSED}
 RETURNING run_id
 """
 
@@ -101,6 +101,7 @@ WHERE run_id = :run_id
 
 
 def transition_statements(
+    db: Database,
     run_id: str,
     viewer: Principal | None,
     change: Transition,
@@ -108,10 +109,15 @@ def transition_statements(
     token: str,
     now_ms: int | None,
 ) -> list[Statement]:
-    """The whole transition, as one batch. The first statement returns a row if it won."""
+    """The whole transition, as one batch. The first statement returns a row if it won.
+
+    None at GENESIS, where no run is: the batch then only reads.
+    """
+    if head is journal.GENESIS:
+        return []
     event = change.event(head)
     write: dict[str, Parameter] = {"run_id": run_id, "token": token}
-    asked = {**scope(viewer), **change.params(), "now_ms": now_ms}
+    asked = {**scope(viewer), **change.params(), "now_ms": now_ms, **requests.params(db)}
     statements = [
         Statement(_TRANSITION, **write, **event.params, **asked),
         journal.append_statement(run_id, token, event),
@@ -137,11 +143,12 @@ async def transition(
     """Move a run that `change.owner` holds.
 
     One round trip with the head given or hinted, two without. Leaving `running` ends the
-    ownership; an end settles the run's reservations. Losses, in order: fence_lost, guard_failed,
+    ownership; an end settles the run's reservations. An end that this owner has written before, and
+    that is the last event, is `transitioned` again. Losses, in order: fence_lost, guard_failed,
     head_changed (against an expected head), illegal_transition. Raises NotFound and Fenced, and
     Unavailable after a lost race without an expected head.
     """
-    head = change.expected_head or change.head_hint or (await read(db, run_id, viewer)).head
+    head = change.expected_head or change.head_hint or await head_of(db, run_id, viewer)
 
     async def attempt() -> VerbResult | None:
         nonlocal head
@@ -150,7 +157,33 @@ async def transition(
         raced = result.outcome is Outcome.HEAD_CHANGED and change.expected_head is None
         return None if raced else result
 
-    return await races.until_decided(db, attempt)
+    result = await races.until_decided(db, attempt)
+    if result.outcome is Outcome.FENCE_LOST and await _ended_so_before(db, result.run, change):
+        return VerbResult(Outcome.TRANSITIONED, result.run)
+    return result
+
+
+# Decides nothing: the last event of a run, if it is the end that this owner wrote. (A claim that
+# ends in the same batch has a fact too, which has the time of the claim.)
+_OWN_END = f"""
+SELECT last.prior_hash FROM fencepost_events AS last
+WHERE run_id = :run_id AND sequence = :sequence AND EXISTS (
+  SELECT 1 FROM fencepost_ownership AS fact
+  WHERE fact.run_id = :run_id AND fact.write_token = last.write_token AND type = 'released'
+    AND granted_at_ms IS NULL AND {HELD_BY})
+"""
+
+
+async def _ended_so_before(db: Database, run: Run, change: Transition) -> bool:
+    """Whether this very owner has ended the run so: the same event, at the same head."""
+    if not run.ended or run.status is not change.to:
+        return False
+    who = {"run_id": run.run_id, **holder(change.owner, change.generation)}
+    [last] = await db.read([Statement(_OWN_END, **who, sequence=run.head.sequence)])
+    if not last.rows:
+        return False
+    before = Head(run.head.sequence - 1, last.rows[0]["prior_hash"])
+    return change.event(before).head == run.head and change.expected_head in (None, before)
 
 
 async def _attempt(
@@ -164,12 +197,13 @@ async def _attempt(
     token = mint_token()
     back = await verb(
         db,
-        transition_statements(run_id, viewer, change, head, token, now_ms),
+        transition_statements(db, run_id, viewer, change, head, token, now_ms),
         token,
         run_id,
         viewer,
         now_ms,
         receipt=write_receipt(run_id, token, head.sequence + 1),
+        records=requests.of_run(db, run_id, token, Outcome.TRANSITIONED),
         could_win=lambda run: run.held_by(change.owner, change.generation) and run.head == head,
     )
     if back.won:

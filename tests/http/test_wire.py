@@ -196,7 +196,7 @@ def test_a_cursor_that_was_not_given_out_is_refused(text: str) -> None:
 
 
 def parsed(form: forms.Form[T], value: Any) -> T:
-    return form.parse(json.dumps(value).encode())
+    return form.read(forms.loads(json.dumps(value).encode()), "")
 
 
 def start(**members: Any) -> Attempt:

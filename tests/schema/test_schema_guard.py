@@ -157,6 +157,7 @@ def writes(run: Json) -> dict[str, tuple[str, Json, dict[str, str]]]:
         "acquire": (f"{at}/operations/step/acquire", {"owner": owner, "ttl_ms": 60_000}, {}),
         "renew": (f"{at}/operations/step/renew", lease | {"ttl_ms": 60_000}, {}),
         "commit": (f"{at}/operations/step/commit", lease | {"outcome": 1}, {}),
+        "conclude": (f"{at}/operations/step/conclude", lease | {"outcome": 1}, {}),
         "interrupt": (f"{at}/operations/step/interrupt", lease, {}),
         "purge": ("/v1/retention/purge", {}, {}),
     }

@@ -22,12 +22,12 @@ from conftest import ROOT
 from fencepost import errors, ownership
 from fencepost.http import routes
 from fencepost.runs import Owner
-from fencepost.schema import tables
 from fencepost.storage.d1 import Result
 from fencepost.storage.sql import Statement
 from fencepost.storage.writes import Branch
-from helpers import BridgeDatabase, Client, Json, Sql, an_owner, connect, connect_async, new_key
-from mutations import ROWS, Row, Send
+from helpers import BridgeDatabase, Client, Sql, connect_async, new_key
+from mutations import KEYED, ROWS, Row, Send
+from worlds import World, said, spelled
 
 # What each fault comes to, from the write on: the order in which the mutation and its rival reach
 # the database, and what becomes of the mutation. The rival acts in the window of the first fault.
@@ -83,84 +83,6 @@ def test_no_mutation_talks_to_d1_around_the_protocol() -> None:
         assert not re.search(r"\.batch(_unguarded)?\(", path.read_text()), path.name
 
 
-# --- A world to act in -------------------------------------------------------------------
-
-
-class World:
-    """One run, made ready for a row."""
-
-    def __init__(self, client: Client, sql: Sql, row: Row) -> None:
-        self.client, self.sql, self.row = client, sql, row
-        sql.batch([("DELETE FROM fencepost_fence", ()), ("DELETE FROM fencepost_audit", ())])
-        self.run = client.started()
-        self.run |= {name: new_key(name) for name in ("new", "new2", "provisional")}
-        self.run |= {name: an_owner() for name in ("other", "third")}
-        row.prepare(client, sql, self.run)
-
-    def act(self, headers: dict[str, str] | None = None) -> httpx.Response:
-        return self.row.send(self.client, self.run, headers or {})
-
-    def effects(self) -> list[str]:
-        """All rows of the run, of what its new key started, of the fence and the audit: without
-        what differs from run to run (times, hashes, tokens), and with roles for the names.
-        """
-        run, names = self.run, ("key", "new", "new2", "provisional")
-        about = (run["run_id"], run["key"], run["new"])
-        batch = [(sql, about if "?1" in sql else ()) for sql in (_RUNS, *_ROWS)]
-        runs, *results = (result["results"] for result in self.sql.batch(batch))
-        rows = [row for result in results for row in result]
-        _check_chains(rows)
-        roles = {row["run_id"]: f"<run {number}>" for number, row in enumerate(runs)}
-        roles |= {run[name]: f"<{name}>" for name in names}
-        roles |= {run[name]["nonce"]: f"<{name}>" for name in ("owner", "other", "third")}
-        named = re.compile("|".join(map(re.escape, roles)))
-        return sorted(
-            _timeless(named.sub(lambda match: roles[match[0]], _plain(row))) for row in rows
-        )
-
-
-_RUNS = """
-SELECT ?1 AS run_id UNION ALL
-SELECT DISTINCT run_id FROM fencepost_reservations WHERE key IN (?2, ?3) AND run_id <> ?1
-"""
-_WHOLE = ("fencepost_fence", "fencepost_audit")
-_ROWS = [
-    f"SELECT '{name}' AS of, * FROM {name}"
-    + ("" if name in _WHOLE else f" WHERE run_id IN ({_RUNS})")
-    for name in tables.TABLES
-]
-
-
-def _check_chains(rows: Sequence[Json]) -> None:
-    events = [row for row in rows if row["of"] == "fencepost_events"]
-    hashes = {(event["run_id"], event["sequence"]): event["hash"] for event in events}
-    for event in events:
-        before = (event["run_id"], event["sequence"] - 1)
-        assert event["sequence"] == 1 or event["prior_hash"] == hashes[before]
-
-
-def _plain(row: Json) -> str:
-    drop = re.compile(r".*(hash|token|sha256|receipt)|claim_nonce|id|note")
-    shown = {
-        name: value is not None if name.endswith("_ms") else value
-        for name, value in row.items()
-        if not drop.fullmatch(name)
-    }
-    return json.dumps(shown)
-
-
-def said(answer: httpx.Response | Json) -> Any:
-    """What an answer says: its status, and the outcome or what the problem is."""
-    if isinstance(answer, httpx.Response):
-        answer = {"status": answer.status_code, "body": answer.json()}
-    body = answer["body"]
-    return answer["status"], body.get("outcome") or body.get("code") or _timeless(json.dumps(body))
-
-
-def _timeless(text: str) -> str:
-    return re.sub(r"\b\d{13}\b", "<time>", text)
-
-
 def branch(answer: httpx.Response) -> str | None:
     found = re.search(r'commit;desc="(\w+)"', answer.headers["Server-Timing"])
     return found and found[1]
@@ -177,39 +99,25 @@ _MODELS: dict[Any, Told] = {}
 
 
 def undisturbed(
-    client: Client, sql: Sql, name: str, rival: Send | None, history: tuple[str, ...]
+    client: Client, sql: Sql, name: str, rival: Send | None, history: tuple[str, ...], keyed: bool
 ) -> Told:
     """What the same requests come to one after another, and the mutation sent again then."""
-    if (found := _MODELS.get((name, rival, history))) is not None:
+    if (found := _MODELS.get((name, rival, history, keyed))) is not None:
         return found
     world = World(client, sql, ROWS[name])
+    headers = world.key() if keyed else {}
     answers = {}
     for step in history:
         if step == "rival" and rival is not None:
             answers[step] = said(rival(client, world.run, {}))
             assert step != history[0] or answers[step][0] < 300, "a rival that writes nothing"
         if step == "act":
-            answers[step] = said(world.act())
+            answers[step] = said(world.act(headers))
     effects = world.effects()
-    told = _MODELS[name, rival, history] = Told(
-        answers, effects, said(world.act()), world.effects()
+    told = _MODELS[name, rival, history, keyed] = Told(
+        answers, effects, said(world.act(headers)), world.effects()
     )
     return told
-
-
-def spelled(send: Send, run: Json) -> str:
-    """A request as the runner's header X-Local-Rival takes it."""
-    sent: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        sent.append(request)
-        return httpx.Response(200, json={})
-
-    with connect("http://rival", transport=httpx.MockTransport(answer)) as http:
-        send(Client(http, check=lambda *_: None), run, {})
-    headers = {name: value for name, value in sent[0].headers.items() if name != "host"}
-    body = sent[0].content.decode()
-    return json.dumps({"path": sent[0].url.raw_path.decode(), "headers": headers, "body": body})
 
 
 # --- The table ---------------------------------------------------------------------------
@@ -219,28 +127,38 @@ AGAINST = [(against, fault) for against in ("nobody", "its rival") for fault in 
 AGAINST += [("the fence", "lost"), ("the fence", "drop")]
 OVERTAKEN = [("its overtaker", fault) for fault in ("lost", "lost,lost", "lost,pass,drop")]
 # A group stays in one process, where its `_MODELS` are.
+# With a key every other fault is CI's.
+OF_THE_SUITE = ("lost", "drop", "lost,lost")
 CASES = [
-    pytest.param(name, *case, marks=pytest.mark.xdist_group(name))
+    pytest.param(
+        name,
+        *case,
+        keyed,
+        marks=[pytest.mark.xdist_group(name)]
+        + [pytest.mark.soak] * (keyed and case[1] not in OF_THE_SUITE),
+    )
     for name, row in ROWS.items()
     for case in AGAINST + (OVERTAKEN if row.overtaker else [])
+    for keyed in ([False, True] if name in KEYED else [False])
 ]
 
 
-@pytest.mark.parametrize(("name", "against", "fault"), CASES)
+@pytest.mark.parametrize(("name", "against", "fault", "keyed"), CASES)
 def test_a_lost_reply_has_one_effect_or_none_and_the_same_request_converges(
-    client: Client, sql: Sql, name: str, against: str, fault: str
+    client: Client, sql: Sql, name: str, against: str, fault: str, keyed: bool
 ) -> None:
     row = ROWS[name]
     rival = mutations.rivals(name)[against]
     world = World(client, sql, row)
-    headers = {"X-Local-Fault": ",".join(["pass"] * row.reads_first + [fault])}
+    key = world.key() if keyed else {}
+    headers = {"X-Local-Fault": ",".join(["pass"] * row.reads_first + [fault]), **key}
     if rival is not None:
         headers["X-Local-Rival"] = spelled(rival, world.run)
     answer = world.act(headers)
-    effects, retried, final = world.effects(), said(world.act()), world.effects()
+    effects, retried, final = world.effects(), said(world.act(key)), world.effects()
 
     history, taken = expected(row, against, fault)
-    model = undisturbed(client, sql, name, rival, history)
+    model = undisturbed(client, sql, name, rival, history, keyed)
     assert effects == model.effects
     if rival is not None:
         assert said(json.loads(unquote(answer.headers["X-Local-Rival"]))) == model.answers["rival"]
@@ -254,7 +172,7 @@ def test_a_lost_reply_has_one_effect_or_none_and_the_same_request_converges(
         # It had its effect, and was told so when undisturbed; what it granted is over.
         assert model.answers["act"][0] == row.won
         assert said(answer) == (409, "overtaken")
-        assert "granted" in answer.json()
+        assert keyed or "granted" in answer.json()
     else:
         assert said(answer) == model.answers["act"]
         lost = row.beaten and against == "its rival"
@@ -263,8 +181,21 @@ def test_a_lost_reply_has_one_effect_or_none_and_the_same_request_converges(
     took = branch(answer)
     assert ("issued again" if took in ("reissued", "reinserted") else took) == taken
     assert (retried, final) == (model.retried, model.final)
-    if against == "nobody" and "act" in history:
+    if keyed:
+        _check_replay(model, retried, effects, final)
+    elif against == "nobody" and "act" in history:
         assert (model.answers["act"][0], retried[0]) == (row.won, row.again)
+
+
+def _check_replay(model: Told, retried: Any, effects: list[str], final: list[str]) -> None:
+    """With a key a retry is answered as the undisturbed request was, and writes nothing; but for a
+    grant that is over.
+    """
+    first = model.answers.get("act")
+    if first is None or first[0] != 200 or first[1] in ("shared", "replayed"):
+        return
+    assert retried in (first, (409, "overtaken"), (409, "lease_lapsed"))
+    assert final == effects
 
 
 def test_an_undisturbed_write_takes_no_branch(client: Client) -> None:

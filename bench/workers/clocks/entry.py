@@ -26,7 +26,7 @@ STAGES = {
     "token checked": ["http.auth:admit"],
     "body read": ["http.server:_read_body"],
     "JSON parsed": ["http.strictjson:loads"],
-    "members checked": ["http.forms:Form.parse"],
+    "members checked": ["http.forms:loads", "http.forms:Form.read"],
     "fingerprint": ["decision:fingerprint"],
     "statements made, decision": ["starts:start"],
     "answer shaped": ["http.outcomes:start_reply"],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost import bindings, journal, limits
 from fencepost.bindings import GATES, Binding
-from fencepost.http import outcomes, queries, serialize
+from fencepost.http import outcomes, queries
 from fencepost.http.exchange import Reply, Request, Route
 from fencepost.http.forms import Form, Member, Parser
 from fencepost.http.queries import Page
@@ -126,13 +126,13 @@ async def post_bindings(request: Request, body: BindingsBody) -> Reply[shown.Bou
     )
     if result.outcome is Outcome.DELIVERY_REVISION_CONFLICT:
         [other] = held
-        raise outcomes.loss(result, gate=other.gate, revision=other.revision)
+        raise outcomes.loss(request, result, gate=other.gate, revision=other.revision)
     if result.outcome in LOSSES:
-        raise outcomes.loss(result)
+        raise outcomes.loss(request, result)
     answer: shown.BoundJson = {
         "outcome": result.outcome,
         "bindings": [_binding_json(binding) for binding in held],
-        "run": serialize.run_json(result.run),
+        "run": outcomes.run_json(request, result.run),
     }
     replayed = {"Idempotent-Replayed": "true"} if result.outcome is Outcome.REPLAYED else {}
     return Reply(200, answer, replayed, run_id=result.run.run_id)
@@ -176,6 +176,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_bindings,
         takes=BINDINGS,
+        headers=(queries.REQUEST_KEY,),
         problems=("FENCE_LOST", "DELIVERY_REVISION_CONFLICT", "HEAD_CHANGED", "CONTENDED"),
         response_headers=("Idempotent-Replayed",),
     ),

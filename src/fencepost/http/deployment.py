@@ -88,15 +88,9 @@ async def get_fence(request: Request, _: None) -> Reply[shown.FenceJson]:
 
 async def post_fence_transition(request: Request, command: FenceCommand) -> Reply[shown.FenceJson]:
     """Move the fence to another state, if it is in the expected state."""
-    command = command._replace(key=queries.COMMAND_KEY.of(request))
     outcome, gate = await fence.transition(request.db, request.sender, command)
     if outcome is FenceOutcome.MOVED:
         return Reply(200, _fence_json(gate, secrets=True))
-    if outcome is FenceOutcome.KEY_REUSED:
-        raise errors.Conflict(
-            "The last transition had this key and was another command.",
-            code="IDEMPOTENCY_KEY_REUSED",
-        )
     raise errors.Conflict(
         f"The fence is {gate.state} at revision {gate.revision}. Nothing was written.",
         code="FENCE_CAS_CONFLICT",
@@ -249,13 +243,8 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("operate",),
         handler=post_fence_transition,
         takes=FENCE_TRANSITION,
-        headers=(queries.COMMAND_KEY,),
-        problems=(
-            "IDEMPOTENCY_KEY_INVALID",
-            "FENCE_CAS_CONFLICT",
-            "IDEMPOTENCY_KEY_REUSED",
-            _UNREADABLE,
-        ),
+        headers=(queries.REQUEST_KEY,),
+        problems=("FENCE_CAS_CONFLICT", _UNREADABLE),
     ),
     Route(
         method="GET",
@@ -277,6 +266,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("operate",),
         handler=post_purge,
         takes=PURGE,
+        headers=(queries.REQUEST_KEY,),
     ),
     Route(
         method="GET",

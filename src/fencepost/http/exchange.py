@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from fencepost.http.forms import Form, Schema
 from fencepost.identifiers import Principal
+from fencepost.runs import Owner
 from fencepost.storage.d1 import Database
 
 T = TypeVar("T")
@@ -18,8 +19,8 @@ class Request:
     """One HTTP request. `header` ignores the case of a name. The body can be read once.
 
     `gone` says whether the client has hung up, where the runtime knows it.
-    `server.answer` sets `params`, `principal`, `scopes` and `named` (the values of the headers
-    that the route declares) before the handler runs.
+    `server.answer` sets `params`, `principal`, `scopes`, `named` (the values of the headers that
+    the route declares) and `owner` (the process that the body names) before the handler runs.
     """
 
     method: str
@@ -34,6 +35,7 @@ class Request:
     principal: Principal | None = None
     scopes: frozenset[str] = frozenset()
     named: dict[str, Any] = field(default_factory=dict)
+    owner: Owner | None = None
 
     @property
     def sender(self) -> Principal:
@@ -98,3 +100,8 @@ class Route(NamedTuple, Generic[T]):
     statuses: tuple[int, ...] = (200,)
     response_headers: tuple[str, ...] = ()
     media: str = "application/json"
+
+    @property
+    def verb(self) -> str:
+        """What a keyed request asks for: the path, without the run."""
+        return self.pattern.removeprefix("/v1/").removeprefix("runs/{run_id}/")

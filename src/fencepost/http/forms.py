@@ -88,14 +88,6 @@ class Form(Generic[T]):
             raise errors.InvalidRequest(str(error)) from None
         return taken
 
-    def parse(self, data: bytes) -> T:
-        """The value of a body. Raises InvalidRequest, also for JSON that `strictjson` refuses."""
-        try:
-            value = strictjson.loads(data)
-        except ValueError as error:
-            raise errors.InvalidRequest(f"{error} Nothing was written.") from None
-        return self.read(value, "")
-
     def query(self, query: Mapping[str, str]) -> T:
         """The value of a query. Unknown parameters are ignored. Raises InvalidRequest."""
         return self._made(self.take(query, ""))
@@ -105,6 +97,14 @@ class Form(Generic[T]):
             return self.make(**taken)
         except ValueError as error:
             raise errors.InvalidRequest(str(error)) from None
+
+
+def loads(data: bytes) -> Any:
+    """The JSON value of a body. Raises InvalidRequest for what `strictjson` refuses."""
+    try:
+        return strictjson.loads(data)
+    except ValueError as error:
+        raise errors.InvalidRequest(f"{error} Nothing was written.") from None
 
 
 def _where(name: str) -> str:

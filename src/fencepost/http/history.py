@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost import errors, events, journal, limits, subjects
 from fencepost.events import Append
-from fencepost.http import outcomes, queries, serialize
+from fencepost.http import outcomes, queries
 from fencepost.http.exchange import Reply, Request, Route
 from fencepost.http.forms import Form, Member, Parser
 from fencepost.http.queries import Page
@@ -22,7 +22,7 @@ from fencepost.http.values import (
     stored_json,
     too_large,
 )
-from fencepost.journal import Event
+from fencepost.journal import Event, Head
 from fencepost.runs import Owner
 
 if TYPE_CHECKING:
@@ -65,12 +65,18 @@ class BindChangeBody(NamedTuple):
     owner: Owner
     generation: int | None
     change: str
+    head_hint: Head | None
 
 
 BIND_CHANGE = Form(
     "BindChangeRequest",
     BindChangeBody,
-    {"owner": BY_OWNER, "generation": GENERATION, "change": Member(CHANGE)},
+    {
+        "owner": BY_OWNER,
+        "generation": GENERATION,
+        "change": Member(CHANGE),
+        "head_hint": HEAD_HINT,
+    },
 )
 
 # --- Handlers ----------------------------------------------------------------------------
@@ -105,22 +111,23 @@ async def post_event(request: Request, addition: Append) -> Reply[shown.Appended
             request.db, request.params["run_id"], request.viewer, addition
         )
     except errors.Unknown as unknown:
-        if addition.expected_head is None:
+        if addition.expected_head is None and request.db.request is None:
             unknown.detail = _UNKNOWN_WITHOUT_HEAD
         raise
     if stored is None:
-        raise outcomes.loss(result)
+        raise outcomes.loss(request, result)
     body: shown.AppendedJson = {
         "outcome": result.outcome,
         "event": _event_json(stored.event, stored.created_at_ms),
-        "run": serialize.run_json(result.run),
+        "run": outcomes.run_json(request, result.run),
     }
     return Reply(200, body, run_id=result.run.run_id)
 
 
 _UNKNOWN_WITHOUT_HEAD = (
     "The database's reply was lost, so the event may or may not have been appended. Sent again "
-    "without an `expected_head` it is appended once more: read the events of the run first."
+    "without an `expected_head` it is appended once more: read the events of the run first. An "
+    "Idempotency-Key would have made it safe to send again."
 )
 
 
@@ -128,6 +135,7 @@ async def post_bind_change(request: Request, body: BindChangeBody) -> Reply[show
     """Bind a change to a design run that was started by a provisional name."""
     run_id = request.params["run_id"]
     return outcomes.verb_reply(
+        request,
         await subjects.bind_change(
             request.db,
             run_id,
@@ -135,7 +143,8 @@ async def post_bind_change(request: Request, body: BindChangeBody) -> Reply[show
             body.owner,
             body.change,
             generation=body.generation,
-        )
+            head_hint=body.head_hint,
+        ),
     )
 
 
@@ -171,6 +180,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_event,
         takes=EVENT,
+        headers=(queries.REQUEST_KEY,),
         problems=("FENCE_LOST", "HEAD_CHANGED", "CONTENDED"),
     ),
     Route(
@@ -179,6 +189,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_bind_change,
         takes=BIND_CHANGE,
+        headers=(queries.REQUEST_KEY,),
         problems=(
             "FENCE_LOST",
             "CHANGE_BINDING_NOT_ALLOWED",

@@ -19,6 +19,7 @@ import fencepost
 from fencepost.http import representations
 from fencepost.http.exchange import Route
 from fencepost.http.forms import Form, Member, Parser
+from fencepost.http.queries import REQUEST_KEY
 from fencepost.http.representations import PROBLEM_MEMBERS
 from fencepost.http.routes import PATH_PARAMETERS, ROUTES
 from fencepost.problems import PROBLEMS
@@ -115,6 +116,8 @@ def problems_of(route: Route[Any]) -> list[str]:
         codes |= {"INVALID_REQUEST", "TOO_LARGE", "STORAGE_REFUSED", "WRITE_OUTCOME_UNKNOWN"}
         if "work" in route.scopes:
             codes |= {"EXECUTION_FENCED", "EXECUTION_FENCE_UNREADABLE"}
+    if REQUEST_KEY in route.headers:
+        codes |= {"IDEMPOTENCY_KEY_INVALID", "IDEMPOTENCY_KEY_REUSED"}
     return [code for code in PROBLEMS if code in codes]
 
 
@@ -169,6 +172,7 @@ def _parameters(route: Route[Any], schemas: Schemas) -> list[Json]:
 
 
 def _success(route: Route[Any], status: int, schemas: Schemas) -> Json:
+    replayed = ["Idempotent-Replayed"] if REQUEST_KEY in route.headers else []
     [replied] = get_args(get_type_hints(route.handler, localns=_DOCUMENTED)["return"])
     media, text = route.media.partition(";")[0], replied is str
     schema = schemas.of_type(replied)
@@ -176,7 +180,7 @@ def _success(route: Route[Any], status: int, schemas: Schemas) -> Json:
         schema = {"type": "object"}
     return {
         "description": "Started now: execute it." if status == 201 else "Done.",
-        "headers": _headers(*_ALWAYS, *route.response_headers),
+        "headers": _headers(*{*_ALWAYS, *route.response_headers, *replayed}),
         "content": {media: {"schema": schema}},
     }
 

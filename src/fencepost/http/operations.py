@@ -16,6 +16,7 @@ from fencepost.http.values import (
     GENERATION,
     OWNER_FIELD,
     integer,
+    one_of,
     stored_json,
 )
 from fencepost.leases import StepResult
@@ -36,6 +37,7 @@ class AcquireBody(NamedTuple):
     fingerprint: str
     preempt: bool
     exclusive: bool
+    if_lapsed: str
 
 
 def _acquire(
@@ -45,11 +47,12 @@ def _acquire(
     payload: str | None,
     preempt: bool,
     exclusive: bool,
+    if_lapsed: str,
 ) -> AcquireBody:
     if preempt and exclusive:
         raise errors.InvalidRequest("'preempt' and 'exclusive' cannot both be true.")
     fingerprint = payload or journal.digest(None)
-    return AcquireBody(owner, generation, ttl_ms, fingerprint, preempt, exclusive)
+    return AcquireBody(owner, generation, ttl_ms, fingerprint, preempt, exclusive, if_lapsed)
 
 
 _BY = {"owner": BY_OWNER, "generation": GENERATION}
@@ -71,6 +74,11 @@ ACQUIRE = Form(
         ),
         "preempt": Member(BOOLEAN, False, "Take the lease over while it holds."),
         "exclusive": Member(BOOLEAN, False, "Lose, where the lease would be shared."),
+        "if_lapsed": Member(
+            one_of("take", "refuse"),
+            "take",
+            "Where the last lease ended without a word of its holder: take the step, or refuse.",
+        ),
     },
     {
         "anyOf": [
@@ -113,6 +121,7 @@ async def post_acquire(request: Request, body: AcquireBody) -> Reply[shown.StepA
         body.ttl_ms,
         preempt=body.preempt,
         exclusive=body.exclusive,
+        take_lapsed=body.if_lapsed == "take",
     )
     return _reply(request, result)
 
@@ -133,6 +142,12 @@ async def post_commit(request: Request, body: HeldBody) -> Reply[shown.StepAnswe
     """Store the outcome, which is kept as long as the run, and end the lease."""
     step = _step(request, body)
     return _reply(request, await leases.commit(request.db, step, body.token, body.outcome))
+
+
+async def post_conclude(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
+    """Store the outcome of a step whose lease lapsed, by the token of that lease."""
+    step = _step(request, body)
+    return _reply(request, await leases.conclude(request.db, step, body.token, body.outcome))
 
 
 async def post_interrupt(request: Request, body: HeldBody) -> Reply[shown.StepAnswerJson]:
@@ -168,7 +183,7 @@ def _lease_json(operation: Operation) -> shown.LeaseJson | None:
 
 # Those that end a lease stay won when the operation has been leased again meanwhile: that lease is
 # not the caller's.
-_ENDS = {StepOutcome.COMMITTED, StepOutcome.INTERRUPTED}
+_ENDS = {StepOutcome.COMMITTED, StepOutcome.CONCLUDED, StepOutcome.INTERRUPTED}
 
 
 def _reply(request: Request, result: StepResult) -> Reply[shown.StepAnswerJson]:
@@ -192,7 +207,9 @@ def _loss(result: StepResult) -> errors.Conflict:
     if outcome is StepOutcome.OPERATION_ALREADY_RUNNING and found and found.lease_expires_at_ms:
         left_s = math.ceil((found.lease_expires_at_ms - found.now_ms) / 1000)
         retry_after_s = max(1, min(left_s, limits.PENDING_RETRY_AFTER_S))
-    members = {} if beaten_by is None else {"beaten_by": beaten_by._asdict()}
+    members: dict[str, Any] = {} if beaten_by is None else {"beaten_by": beaten_by._asdict()}
+    if outcome is StepOutcome.STEP_UNRESOLVED and found:
+        members["lapsed"] = {"token": found.lease_token, "generation": found.generation}
     return errors.Conflict(
         PROBLEMS[code].meaning,
         code=code,
@@ -215,7 +232,15 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_acquire,
         takes=ACQUIRE,
-        problems=("FENCE_LOST", "OPERATION_CONFLICT", "OPERATION_ALREADY_RUNNING", "CONTENDED"),
+        headers=(queries.REQUEST_KEY,),
+        problems=(
+            "FENCE_LOST",
+            "OPERATION_CONFLICT",
+            "STEP_UNRESOLVED",
+            "OPERATION_ALREADY_RUNNING",
+            "OVERTAKEN",
+            "CONTENDED",
+        ),
         response_headers=("Idempotent-Replayed",),
     ),
     Route(
@@ -240,7 +265,17 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_commit,
         takes=COMMIT,
+        headers=(queries.REQUEST_KEY,),
         problems=(*_FENCED, "CONTENDED"),
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_OPERATION}/conclude",
+        scopes=("work",),
+        handler=post_conclude,
+        takes=COMMIT,
+        headers=(queries.REQUEST_KEY,),
+        problems=_FENCED,
     ),
     Route(
         method="POST",
@@ -248,6 +283,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_interrupt,
         takes=HELD,
+        headers=(queries.REQUEST_KEY,),
         problems=(*_FENCED, "CONTENDED"),
     ),
     Route(

@@ -10,10 +10,10 @@ from fencepost import limits
 from fencepost.decision import Attempt, Decision, Exit, Seen, exits
 from fencepost.errors import Conflict, FencepostError
 from fencepost.http import serialize
-from fencepost.http.exchange import Reply
+from fencepost.http.exchange import Reply, Request
 from fencepost.problems import PROBLEMS
 from fencepost.reservation import Reservation
-from fencepost.runs import LOSSES, Beaten, Outcome, Run, VerbResult
+from fencepost.runs import LOSSES, Beaten, Grant, Outcome, Run, VerbResult
 
 if TYPE_CHECKING:
     from fencepost.http import representations as shown
@@ -158,12 +158,14 @@ def _pending(held: Reservation, run: Run | None) -> Conflict:
     )
 
 
-def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply[shown.SettledJson]:
+def settled_reply(
+    request: Request, outcome: Outcome, held: Reservation, run: Run | None
+) -> Reply[shown.SettledJson]:
     """The reply for a start that was released or resolved."""
     body: shown.SettledJson = {
         "outcome": outcome,
         "reservation": serialize.reservation_json(held),
-        "run": None if run is None else serialize.run_json(run),
+        "run": None if run is None else run_json(request, run),
     }
     return Reply(200, body, run_id=held.run_id)
 
@@ -171,30 +173,54 @@ def settled_reply(outcome: Outcome, held: Reservation, run: Run | None) -> Reply
 # --- Verbs on a run ----------------------------------------------------------------------
 
 
-def verb_reply(result: VerbResult) -> Reply[shown.VerbAnswerJson]:
+def run_json(request: Request, run: Run) -> shown.RunJson | shown.RunSummaryJson:
+    """The run that a verb answers with.
+
+    A replay shows it as it is now, which another process may hold: no owner's nonce but the
+    caller's; and state and result only to whoever may read them, holds the run, or was the last to
+    write to it.
+    """
+    replay = request.db.replay
+    if replay is None:
+        return serialize.run_json(run)
+    mine = run.write_token == replay.write_token or (
+        run.owner is not None and run.owner == request.owner
+    )
+    if "read" in request.scopes or mine:
+        return serialize.without_nonces(serialize.run_json(run), request.owner)
+    return serialize.without_nonces(serialize.run_json(run, content=False), request.owner)
+
+
+def verb_reply(request: Request, result: VerbResult) -> Reply[shown.VerbAnswerJson]:
     """A verb that won. Raises the losses."""
     if result.outcome in LOSSES:
-        raise loss(result)
+        raise loss(request, result)
     run = result.run
-    body: shown.VerbAnswerJson = {"outcome": result.outcome, "run": serialize.run_json(run)}
+    body: shown.VerbAnswerJson = {"outcome": result.outcome, "run": run_json(request, run)}
+    if result.granted is not None:
+        body["granted"] = _granted_json(result.granted)
     if result.beaten_by is not None:
         body["beaten_by"] = _beaten_json(result.beaten_by)
     return Reply(200, body, run_id=run.run_id)
 
 
-def loss(result: VerbResult, **members: Any) -> Conflict:
+def _granted_json(granted: Grant) -> shown.GrantedJson:
+    return {"generation": granted.generation, "claimed_at_ms": granted.claimed_at_ms}
+
+
+def loss(request: Request, result: VerbResult, **members: Any) -> Conflict:
     """A verb that lost: 409, the outcome named, the run without state and result, what beat it."""
     if result.beaten_by is not None:
         members["beaten_by"] = _beaten_json(result.beaten_by)
     if result.granted is not None:
-        members["granted"] = result.granted._asdict()
+        members["granted"] = _granted_json(result.granted)
     written = "The claim was removed." if result.claim_cleared else None
-    return _conflict(result.outcome, result.run, written, members)
+    return _conflict(request, result.outcome, result.run, written, members)
 
 
-def start_loss(outcome: Outcome, run: Run | None, **members: Any) -> Conflict:
+def start_loss(request: Request, outcome: Outcome, run: Run | None, **members: Any) -> Conflict:
     """A release or a resolution that lost."""
-    return _conflict(outcome, run, None, members)
+    return _conflict(request, outcome, run, None, members)
 
 
 # Losses of a verb that had an effect first: the grant that is over.
@@ -202,15 +228,22 @@ _HAD_WON = {Outcome.OVERTAKEN, Outcome.LEASE_LAPSED}
 
 
 def _conflict(
-    outcome: Outcome, run: Run | None, written: str | None, members: dict[str, Any]
+    request: Request,
+    outcome: Outcome,
+    run: Run | None,
+    written: str | None,
+    members: dict[str, Any],
 ) -> Conflict:
     code = outcome.upper()
+    shape = None if run is None else serialize.run_json(run, content=False)
+    if shape is not None and request.db.replay:
+        shape = serialize.without_nonces(shape, request.owner)
     said = written or ("" if outcome in _HAD_WON else "Nothing was written.")
     return Conflict(
         f"{PROBLEMS[code].meaning} {said}".rstrip(),
         code=code,
         outcome=outcome,
-        run=run and serialize.run_json(run, content=False),
+        run=shape,
         **members,
     )
 

@@ -62,12 +62,13 @@ _KEY_SCHEMA = {"type": "string", "pattern": f'^(?:{IDENTIFIER_PATTERN}|"{_QUOTED
 IDEMPOTENCY_KEY = Header(
     "Idempotency-Key", idempotency_key, _KEY_SCHEMA, True, "Names this one start."
 )
-COMMAND_KEY = Header(
+REQUEST_KEY = Header(
     "Idempotency-Key",
     lambda header: None if header is None else idempotency_key(header),
     _KEY_SCHEMA,
     False,
-    "Makes a retry of this very command converge on the same answer.",
+    "Names this request, of this principal on this run (or on the deployment): it has one effect, "
+    "however often it is sent, and a retry is answered as the first one was.",
 )
 PREFER_WAIT = Header(
     "Prefer",

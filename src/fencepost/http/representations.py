@@ -72,10 +72,20 @@ TargetJson = Annotated[TargetMembers, values.TARGET]
 LineageJson = Annotated[LineageMembers, values.LINEAGE]
 
 
+class HolderJson(TypedDict):
+    """The process that holds a run, or claims it. A replayed answer shows no nonce but the
+    caller's own.
+    """
+
+    host_id: Annotated[str, values.OWNER_FIELD]
+    pid: Count
+    nonce: NotRequired[Annotated[str, values.OWNER_FIELD]]
+
+
 class ClaimJson(TypedDict):
     """A tentative hold on a run. `activate` turns it into an ownership."""
 
-    owner: OwnerJson
+    owner: HolderJson
     claimed_at_ms: Ms
 
 
@@ -95,7 +105,7 @@ class RunSummaryJson(TypedDict):
     run_id: Identifier
     status: RunStatus
     target: TargetJson
-    owner: OwnerJson | None
+    owner: HolderJson | None
     generation: Count
     heartbeat_at_ms: Ms | None
     lease_expires_at_ms: Ms | None
@@ -118,6 +128,10 @@ class RunJson(RunSummaryJson):
     result: Any
 
 
+# In a replayed answer, state and result are there only for whoever may read them.
+AfterwardsJson = RunJson | RunSummaryJson
+
+
 class BeatenJson(TypedDict):
     """What stands in a verb's way: the run's last ownership fact, or the last event, which has no
     generation.
@@ -130,19 +144,20 @@ class BeatenJson(TypedDict):
 
 
 class GrantedJson(TypedDict):
-    """The grant that is over: the generation of an ownership, or when a claim was made."""
+    """What was granted: the generation of an ownership, or when a claim was made."""
 
     generation: Count | None
     claimed_at_ms: Ms | None
 
 
 class VerbAnswerJson(TypedDict):
-    """A verb that won, and the run afterwards. `beaten_by`: what has taken the run from the caller
-    since; its generation is not the caller's.
+    """A verb that won, and the run afterwards. `granted`: the caller's generation, or claim.
+    `beaten_by`: what has taken the run from the caller since; its generation is not the caller's.
     """
 
     outcome: Win
-    run: RunJson
+    run: AfterwardsJson
+    granted: NotRequired[GrantedJson]
     beaten_by: NotRequired[BeatenJson]
 
 
@@ -203,7 +218,7 @@ class SettledJson(TypedDict):
 
     outcome: Win
     reservation: ReservationJson
-    run: RunJson | None
+    run: RunJson | RunSummaryJson | None
 
 
 # --- History -----------------------------------------------------------------------------
@@ -225,7 +240,7 @@ class EventJson(TypedDict):
 class AppendedJson(TypedDict):
     outcome: Win
     event: EventJson
-    run: RunJson
+    run: AfterwardsJson
 
 
 class BrokenJson(TypedDict):
@@ -255,7 +270,7 @@ class BoundJson(TypedDict):
 
     outcome: Win
     bindings: list[BindingJson]
-    run: RunJson
+    run: AfterwardsJson
 
 
 # --- Operations --------------------------------------------------------------------------
@@ -270,6 +285,8 @@ class OperationJson(TypedDict):
     kind: str
     state: Shown
     outcome: Any
+    # Why an interrupted one is.
+    cause: operations.Cause | None
     payload_fingerprint: Hash
 
 
@@ -409,6 +426,23 @@ class AnyLoss(TypedDict):
     beaten_by: NotRequired[BeatenJson]
 
 
+class AnyGrantLoss(AnyLoss):
+    """A grant of a run that the caller had, and has no more; or a lease of an operation."""
+
+    granted: NotRequired[GrantedJson]
+
+
+class LapsedJson(TypedDict):
+    """The last lease of an operation, which is over. Its token is good only to conclude."""
+
+    token: str
+    generation: Count
+
+
+class UnresolvedStep(StepLoss):
+    lapsed: LapsedJson
+
+
 class DeliveryLoss(RunLoss):
     """The binding that is stored for this gate and revision."""
 
@@ -483,7 +517,8 @@ PROBLEM_MEMBERS: dict[str, Any] = {
     **{outcome.upper(): StepLoss for outcome in operations.LOSSES},
     **{outcome.upper(): RunLoss for outcome in runs.LOSSES},
     "FENCE_LOST": AnyLoss,
-    "OVERTAKEN": GrantLoss,
+    "OVERTAKEN": AnyGrantLoss,
+    "STEP_UNRESOLVED": UnresolvedStep,
     "LEASE_LAPSED": GrantLoss,
     "KEY_JOINED": JoinedLoss,
     "DELIVERY_REVISION_CONFLICT": DeliveryLoss,

@@ -333,67 +333,73 @@ def _by_owner(request: Request, body: VerbBody) -> tuple[Database, str, Principa
 async def post_own(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Own a run that waits for an owner, or, with evidence, one whose lease lapsed."""
     return outcomes.verb_reply(
+        request,
         await ownership.own(
             *_by_owner(request, body),
             lease_ms=body.lease_ms,
             evidence=body.evidence,
             expected_status=body.expected_status,
-        )
+        ),
     )
 
 
 async def post_heartbeat(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Renew the lease of a run that the caller owns."""
     return outcomes.verb_reply(
+        request,
         await ownership.heartbeat(
             *_by_owner(request, body), generation=body.generation, lease_ms=body.lease_ms
-        )
+        ),
     )
 
 
 async def post_reconfirm(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Renew the lease, and learn whether the caller still owns the run."""
     return outcomes.verb_reply(
-        await ownership.reconfirm(*_by_owner(request, body), generation=body.generation)
+        request, await ownership.reconfirm(*_by_owner(request, body), generation=body.generation)
     )
 
 
 async def post_claim(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Claim a run that waits for an owner; `activate` then makes the caller its owner."""
     return outcomes.verb_reply(
+        request,
         await claims.claim(
             *_by_owner(request, body),
             lease_ms=body.lease_ms,
             expected_status=body.expected_status,
-        )
+        ),
     )
 
 
 async def post_activate(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Turn the caller's claim into the ownership of the run."""
     return outcomes.verb_reply(
-        await claims.activate(*_by_owner(request, body), claimed_at_ms=body.claimed_at_ms)
+        request, await claims.activate(*_by_owner(request, body), claimed_at_ms=body.claimed_at_ms)
     )
 
 
 async def post_steal(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Claim a running run whose owner is believed dead."""
-    return outcomes.verb_reply(await claims.steal(*_by_owner(request, body), body.evidence))
+    return outcomes.verb_reply(
+        request, await claims.steal(*_by_owner(request, body), body.evidence)
+    )
 
 
 async def post_abandon(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Remove the caller's claim."""
     return outcomes.verb_reply(
-        await claims.abandon(*_by_owner(request, body), claimed_at_ms=body.claimed_at_ms)
+        request, await claims.abandon(*_by_owner(request, body), claimed_at_ms=body.claimed_at_ms)
     )
 
 
 async def post_recover(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Remove the claim of a claimant that is believed dead."""
     return outcomes.verb_reply(
+        request,
         await claims.recover(
             *_by_owner(request, body), body.evidence, claimed_at_ms=body.claimed_at_ms
-        )
+        ),
     )
 
 
@@ -408,27 +414,28 @@ async def post_transition(request: Request, change: Transition) -> Reply[shown.V
         machine = result.run.machine
         to = change.to if change.move is None else change.move.to
         move = {"from": machine and machine.state, "to": to}
-        raise outcomes.loss(result, **move)
-    return outcomes.verb_reply(result)
+        raise outcomes.loss(request, result, **move)
+    return outcomes.verb_reply(request, result)
 
 
 async def post_cancel(request: Request, _: None) -> Reply[shown.VerbAnswerJson]:
     """Request the cancel of a run, once. It ends a run that waits and that nobody claims."""
     where = (request.db, request.params["run_id"], request.viewer, request.sender)
-    return outcomes.verb_reply(await cancellation.cancel(*where))
+    return outcomes.verb_reply(request, await cancellation.cancel(*where))
 
 
 async def post_acknowledge_cancel(request: Request, body: VerbBody) -> Reply[shown.VerbAnswerJson]:
     """Record that the owner has seen the cancel request."""
     return outcomes.verb_reply(
-        await cancellation.acknowledge(*_by_owner(request, body), generation=body.generation)
+        request,
+        await cancellation.acknowledge(*_by_owner(request, body), generation=body.generation),
     )
 
 
 async def post_cancel_lineage(request: Request, _: None) -> Reply[shown.VerbAnswerJson]:
     """Request the cancel of every round that has not ended; answers the last that it asked."""
     where = (request.db, request.params["run_id"], request.viewer, request.sender)
-    return outcomes.verb_reply(await cancellation.cancel_lineage(*where))
+    return outcomes.verb_reply(request, await cancellation.cancel_lineage(*where))
 
 
 # --- Routes ------------------------------------------------------------------------------
@@ -466,6 +473,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_claim,
         takes=CLAIM,
+        headers=(queries.REQUEST_KEY,),
         problems=(*_TAKEN, "OVERTAKEN"),
     ),
     Route(
@@ -474,6 +482,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_activate,
         takes=BY_CLAIM,
+        headers=(queries.REQUEST_KEY,),
         problems=("LEASE_LAPSED", "OVERTAKEN", "CLAIM_LOST", "SNAPSHOT_CHANGED"),
     ),
     Route(
@@ -482,6 +491,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_own,
         takes=OWN,
+        headers=(queries.REQUEST_KEY,),
         problems=(*_TAKEN, "LEASE_LAPSED", "OVERTAKEN", "EVIDENCE_REQUIRED"),
     ),
     Route(
@@ -506,6 +516,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_steal,
         takes=STEAL,
+        headers=(queries.REQUEST_KEY,),
         problems=(*_TAKEN, "OVERTAKEN", "LIVENESS_UNCONFIRMED"),
     ),
     Route(
@@ -514,6 +525,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_abandon,
         takes=BY_CLAIM,
+        headers=(queries.REQUEST_KEY,),
         problems=("CLAIM_LOST", "CONTENDED"),
     ),
     Route(
@@ -522,6 +534,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_recover,
         takes=RECOVER,
+        headers=(queries.REQUEST_KEY,),
         problems=("LIVENESS_UNCONFIRMED", "CLAIM_CHANGED", "CLAIM_FRESH", "CONTENDED"),
     ),
     Route(
@@ -530,6 +543,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_transition,
         takes=TRANSITION,
+        headers=(queries.REQUEST_KEY,),
         problems=("FENCE_LOST", "GUARD_FAILED", "HEAD_CHANGED", "ILLEGAL_TRANSITION", "CONTENDED"),
     ),
     Route(
@@ -538,6 +552,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("start", "operate"),
         handler=post_cancel,
         takes=NOTHING,
+        headers=(queries.REQUEST_KEY,),
         problems=("CONTENDED", "TERMINAL", "ALREADY_REQUESTED", "EXECUTION_FENCE_UNREADABLE"),
     ),
     Route(
@@ -546,7 +561,8 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("work",),
         handler=post_acknowledge_cancel,
         takes=BY_GENERATION,
-        problems=("FENCE_LOST", "CANCEL_NOT_REQUESTED", "ALREADY_ACKNOWLEDGED"),
+        headers=(queries.REQUEST_KEY,),
+        problems=("FENCE_LOST", "CANCEL_NOT_REQUESTED"),
     ),
     Route(
         method="POST",
@@ -554,6 +570,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("start", "operate"),
         handler=post_cancel_lineage,
         takes=NOTHING,
+        headers=(queries.REQUEST_KEY,),
         problems=("CONTENDED", "TERMINAL", "ALREADY_REQUESTED", "EXECUTION_FENCE_UNREADABLE"),
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from fencepost import errors, operations
 from fencepost.identifiers import Target
@@ -26,6 +26,10 @@ def target_json(target: Target) -> shown.TargetJson:
     return shape
 
 
+def holder_json(owner: Owner) -> shown.HolderJson:
+    return {"host_id": owner.host_id, "pid": owner.pid, "nonce": owner.nonce}
+
+
 @overload
 def run_json(run: Run, *, content: Literal[True] = True) -> shown.RunJson: ...
 @overload
@@ -37,7 +41,7 @@ def run_json(run: Run, *, content: bool = True) -> shown.RunJson | shown.RunSumm
         "run_id": run.run_id,
         "status": run.status,
         "target": target_json(run.target),
-        "owner": None if run.owner is None else owner_json(run.owner),
+        "owner": None if run.owner is None else holder_json(run.owner),
         "generation": run.generation,
         "heartbeat_at_ms": run.heartbeat_at_ms,
         "lease_expires_at_ms": run.lease_expires_at_ms,
@@ -62,7 +66,19 @@ def run_json(run: Run, *, content: bool = True) -> shown.RunJson | shown.RunSumm
 
 
 def _claim_json(claim: Claim) -> shown.ClaimJson:
-    return {"owner": owner_json(claim.owner), "claimed_at_ms": claim.claimed_at_ms}
+    return {"owner": holder_json(claim.owner), "claimed_at_ms": claim.claimed_at_ms}
+
+
+R = TypeVar("R", bound="shown.RunSummaryJson")
+
+
+def without_nonces(run: R, caller: Owner | None) -> R:
+    """The run without the nonces of owner and claimant, but for the caller's own."""
+    claim = run["claim"]
+    for holder in (run["owner"], None if claim is None else claim["owner"]):
+        if holder is not None and (caller is None or holder != holder_json(caller)):
+            del holder["nonce"]
+    return run
 
 
 def _machine_json(machine: MachineState | None) -> shown.MachineJson | None:
@@ -89,6 +105,7 @@ def operation_json(operation: Operation, *, state: str | None = None) -> shown.O
         "kind": operation.kind,
         "state": state or operation.state,
         "outcome": _stored("outcome", operation.outcome_json, operations.TABLE),
+        "cause": operation.cause,
         "payload_fingerprint": operation.payload_fingerprint,
     }
 

@@ -14,9 +14,9 @@ import traceback
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from fencepost import errors, limits, retention, settings
-from fencepost.http import auth, routes
-from fencepost.http.exchange import Reply, Request
+from fencepost import errors, limits, requests, retention, settings
+from fencepost.http import auth, forms, queries, routes
+from fencepost.http.exchange import Reply, Request, Route
 from fencepost.identifiers import Principal
 from fencepost.storage.d1 import Database, SchemaMemory
 from fencepost.storage.event_loop import promptly
@@ -43,7 +43,10 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
         if route.method == "GET":
             asked = takes.query(request.query)
         else:
-            asked = takes.parse(await request.read_body())
+            body = forms.loads(await request.read_body())
+            asked = takes.read(body, "")
+            request.owner = getattr(asked, "owner", None)
+            _name(request, route, body)
         return await route.handler(request, asked), pattern
     except errors.FencepostError as failure:
         error = failure
@@ -56,6 +59,15 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
     except Exception:
         _complain(traceback.format_exc())
         return problem_reply(errors.FencepostError("The service failed on this request.")), pattern
+
+
+def _name(request: Request, route: Route[Any], body: Any) -> None:
+    """Give the database the name of a request that has a key, on a route that takes one."""
+    if queries.REQUEST_KEY not in route.headers:
+        return
+    if (key := queries.REQUEST_KEY.of(request)) is not None:
+        who = (request.sender, request.viewer)
+        request.db.request = requests.keyed(key, *who, route.verb, request.params, body)
 
 
 async def _explained(request: Request, failure: errors.FencepostError) -> errors.FencepostError:
@@ -211,6 +223,8 @@ def _send(reply: Reply[Any], db: Database) -> Any:
         ),
         **reply.headers,
     }
+    if db.replay and reply.status == 200:
+        headers["Idempotent-Replayed"] = "true"
     body = reply.body
     if not isinstance(body, str):
         body = _dumps(body)

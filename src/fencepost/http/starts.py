@@ -218,8 +218,8 @@ async def post_release(request: Request, body: ReleaseBody) -> Reply[shown.Settl
         request.db, key, viewer, body.owner, generation=body.generation
     )
     if outcome is not Outcome.RELEASED:
-        raise outcomes.start_loss(outcome, run)
-    return outcomes.settled_reply(outcome, held, run)
+        raise outcomes.start_loss(request, outcome, run)
+    return outcomes.settled_reply(request, outcome, held, run)
 
 
 async def post_resolve(request: Request, resolution: Resolution) -> Reply[shown.SettledJson]:
@@ -229,8 +229,8 @@ async def post_resolve(request: Request, resolution: Resolution) -> Reply[shown.
     )
     if outcome is not Outcome.RESOLVED:
         starter = {} if found.starter is None else {"key": found.starter}
-        raise outcomes.start_loss(outcome, found.run, **starter)
-    return outcomes.settled_reply(outcome, found.held, found.run)
+        raise outcomes.start_loss(request, outcome, found.run, **starter)
+    return outcomes.settled_reply(request, outcome, found.held, found.run)
 
 
 # --- Routes ------------------------------------------------------------------------------
@@ -270,6 +270,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("start",),
         handler=post_release,
         takes=RELEASE,
+        headers=(queries.REQUEST_KEY,),
         problems=("FENCE_LOST", "KEY_JOINED", "SNAPSHOT_CHANGED", "WORK_RECORDED", "CONTENDED"),
     ),
     Route(
@@ -278,6 +279,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("operate",),
         handler=post_resolve,
         takes=RESOLUTION,
+        headers=(queries.REQUEST_KEY,),
         problems=("KEY_JOINED", "HEARTBEAT_FRESH", "CLAIM_FRESH", "SNAPSHOT_CHANGED"),
     ),
 )

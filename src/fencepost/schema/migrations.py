@@ -19,13 +19,15 @@ class Earlier(NamedTuple):
     """A shape that a table once had: `ddl.digest` of its DDL, and its columns, which are copied.
 
     `fills`: for each later column that may not be NULL, the SQL expression of its value in old
-    rows. Every other new column is NULL in them, or has its DEFAULT.
+    rows. Every other new column is NULL in them, or has its DEFAULT. `drops`: those of its columns
+    that are not copied.
     """
 
     table: str
     digest: str
     columns: tuple[str, ...]
     fills: tuple[tuple[str, str], ...] = ()
+    drops: tuple[str, ...] = ()
 
 
 _FENCE_1 = Earlier(
@@ -107,17 +109,43 @@ _OPERATIONS_1 = Earlier(
             "COALESCE((SELECT run.generation FROM fencepost_runs AS run"
             " WHERE run.run_id = fencepost_operations.run_id), 0)",
         ),
+        ("cause", "CASE WHEN state = 'interrupted' THEN 'lapse' END"),
     ),
+)
+
+# Before every keyed request had its row, the fence kept the key of its last command.
+_FENCE_2 = Earlier(
+    "fencepost_fence",
+    "ddc065f04cc2c9ffc40e91ca904981959d3f4d4bbf0c0b88b26d9e75c97b4b83",
+    (
+        *("id", "state", "revision", "proof_key", "proof_run_id"),
+        *("transition_key", "transition_receipt", "updated_at_ms"),
+    ),
+    drops=("transition_key", "transition_receipt"),
+)
+
+# Before an interruption had a cause. One of then counts as a lapse, which is the careful way to
+# read it: whoever may not repeat the step looks first.
+_OPERATIONS_2 = Earlier(
+    "fencepost_operations",
+    "2db0e36571f24bc150871429c5cd28089409af262ba1942bb81f563017442bc6",
+    (
+        *("run_id", "operation_id", "kind", "payload_fingerprint", "state", "lease_token"),
+        *("generation", "lease_expires_at_ms", "outcome"),
+        *("write_token", "created_at_ms", "updated_at_ms"),
+    ),
+    fills=(("cause", "CASE WHEN state = 'interrupted' THEN 'lapse' END"),),
 )
 
 # The earlier shapes of a database, oldest first: those of its tables that differ from the present
 # ones. A table that was added later is missing there. An index belongs to its table.
 MIGRATIONS = {
     "1-starts": (_FENCE_1, _RESERVATIONS_1, _RUNS_1, _EVENTS_1, _OWNERSHIP_1),
-    "2-operators": (_RESERVATIONS_1, _RUNS_1, _EVENTS_1, _OWNERSHIP_1),
-    "3-ownership": (_RESERVATIONS_1, _RUNS_3, _EVENTS_1, _OWNERSHIP_1),
-    "4-history": (_EVENTS_1, _OWNERSHIP_1, _OPERATIONS_1),
-    "5-tokens": (_OWNERSHIP_1, _OPERATIONS_1),
+    "2-operators": (_FENCE_2, _RESERVATIONS_1, _RUNS_1, _EVENTS_1, _OWNERSHIP_1),
+    "3-ownership": (_FENCE_2, _RESERVATIONS_1, _RUNS_3, _EVENTS_1, _OWNERSHIP_1),
+    "4-history": (_FENCE_2, _EVENTS_1, _OWNERSHIP_1, _OPERATIONS_1),
+    "5-tokens": (_FENCE_2, _OWNERSHIP_1, _OPERATIONS_1),
+    "6-grants": (_FENCE_2, _OPERATIONS_2),
 }
 
 # Of the tables that the oldest shape lacks: the first shape that has them.
@@ -126,6 +154,7 @@ _CAME_WITH = {
     "fencepost_subjects": "4-history",
     "fencepost_bindings": "4-history",
     "fencepost_operations": "4-history",
+    "fencepost_requests": "7-requests",
 }
 
 EARLIER = {earlier.digest: earlier for shape in MIGRATIONS.values() for earlier in shape}
@@ -156,8 +185,9 @@ def statements(earlier: Earlier, stored: str) -> list[Statement]:
 
 def _rebuild(earlier: Earlier) -> list[str]:
     name = earlier.table
-    into = ", ".join([*earlier.columns, *(column for column, _ in earlier.fills)])
-    values = ", ".join([*earlier.columns, *(expression for _, expression in earlier.fills)])
+    kept = [column for column in earlier.columns if column not in earlier.drops]
+    into = ", ".join([*kept, *(column for column, _ in earlier.fills)])
+    values = ", ".join([*kept, *(expression for _, expression in earlier.fills)])
     created = DDL[name].replace(f"TABLE IF NOT EXISTS {name}", f"TABLE {name}_next", 1)
     return [
         created,

@@ -15,13 +15,9 @@ CREATE TABLE IF NOT EXISTS fencepost_fence (
   revision INTEGER NOT NULL DEFAULT 0 CHECK (revision BETWEEN 0 AND 9007199254740991),
   proof_key TEXT,
   proof_run_id TEXT,
-  -- The last transition that came with an Idempotency-Key, so that its retry converges.
-  transition_key TEXT,
-  transition_receipt TEXT CHECK (length(transition_receipt) <= 512),
   updated_at_ms INTEGER NOT NULL,
   CHECK ((state = 'proof-only') = (proof_key IS NOT NULL)),
-  CHECK (proof_run_id IS NULL OR proof_key IS NOT NULL),
-  CHECK ((transition_key IS NULL) = (transition_receipt IS NULL))
+  CHECK (proof_run_id IS NULL OR proof_key IS NOT NULL)
 ) STRICT, WITHOUT ROWID
 """
 
@@ -243,6 +239,8 @@ CREATE TABLE IF NOT EXISTS fencepost_operations (
   -- The run's generation in which that lease was granted: the lease ends with the generation.
   generation INTEGER NOT NULL CHECK (generation >= 0),
   lease_expires_at_ms INTEGER,
+  -- Why it is interrupted: its holder ended the lease, or the lease was over.
+  cause TEXT CHECK (cause IN ('holder', 'lapse')),
   -- JSON; a committed null is the text null.
   outcome TEXT CHECK (json_valid(outcome)),
   write_token TEXT NOT NULL,
@@ -250,6 +248,7 @@ CREATE TABLE IF NOT EXISTS fencepost_operations (
   updated_at_ms INTEGER NOT NULL CHECK (updated_at_ms >= created_at_ms),
   PRIMARY KEY (run_id, operation_id),
   CHECK ((state = 'running') = (lease_expires_at_ms IS NOT NULL)),
+  CHECK ((state = 'interrupted') = (cause IS NOT NULL)),
   CHECK ((state = 'committed') = (outcome IS NOT NULL))
 ) STRICT, WITHOUT ROWID
 """
@@ -278,6 +277,25 @@ CREATE TABLE IF NOT EXISTS fencepost_audit (
 ) STRICT
 """
 
+# Requests that had an effect and came with an Idempotency-Key: a retry is answered from its row.
+_REQUESTS = """
+CREATE TABLE IF NOT EXISTS fencepost_requests (
+  -- Empty for a request of the deployment.
+  run_id TEXT NOT NULL,
+  principal_kind TEXT NOT NULL CHECK (principal_kind IN ('human', 'service', 'agent', 'system')),
+  principal_id TEXT NOT NULL,
+  key TEXT NOT NULL CHECK (length(key) BETWEEN 1 AND 200),
+  verb TEXT NOT NULL,
+  fingerprint TEXT NOT NULL CHECK (length(fingerprint) = 64),
+  outcome TEXT NOT NULL,
+  -- What it granted or wrote, as far as the rows may not show it any more.
+  answer TEXT NOT NULL CHECK (json_valid(answer) AND length(answer) <= 512),
+  write_token TEXT NOT NULL,
+  at_ms INTEGER NOT NULL,
+  PRIMARY KEY (run_id, principal_kind, principal_id, key)
+) STRICT, WITHOUT ROWID
+"""
+
 TABLES = (
     "fencepost_fence",
     "fencepost_reservations",
@@ -289,6 +307,7 @@ TABLES = (
     "fencepost_bindings",
     "fencepost_operations",
     "fencepost_audit",
+    "fencepost_requests",
 )
 
 STATEMENTS = tuple(
@@ -313,6 +332,7 @@ STATEMENTS = tuple(
         _OPERATIONS,
         _OPERATIONS_RUNNING,
         _AUDIT,
+        _REQUESTS,
     )
 )
 

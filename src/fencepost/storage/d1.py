@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fencepost import errors, limits
-from fencepost.identifiers import is_well_formed
+from fencepost.identifiers import KeyedRequest, Replay, is_well_formed
 from fencepost.storage import failures
 from fencepost.storage.event_loop import promptly
 from fencepost.storage.sql import Parameter, Statement
@@ -45,11 +45,20 @@ class Database:
     `schema` (as in a library's own `Database`) it is never checked.
     `round_trips`, `statements_sent`, `rows_read`, `rows_written` and `elapsed_ms` (milliseconds)
     add up over its batches. Reads always go to the primary, never to a replica.
+    `request` is the keyed request that is answered, and `replay` says that it had its effect
+    before (`requests`).
     """
 
-    def __init__(self, binding: Any, schema: SchemaMemory | None = None) -> None:
+    def __init__(
+        self,
+        binding: Any,
+        schema: SchemaMemory | None = None,
+        request: KeyedRequest | None = None,
+    ) -> None:
         self._binding = binding
         self._schema = schema
+        self.request = request
+        self.replay: Replay | None = None
         self.round_trips = 0
         self.statements_sent = 0
         self.rows_read = 0
