@@ -53,6 +53,11 @@ class AnswerChecker:
         if answer.won and request.work:
             self._saw_work_under_the_fence(request, answer)
 
+    def saw_again(self, request: Request, first: Answer, again: Answer) -> None:
+        """A keyed request that had won, and was sent once more."""
+        retry = answer_invariants.a_retry_is_answered_as_the_first
+        self._hold(retry, first.body, again.body, again.status, about=request)
+
     def saw_run(self, run: Json, sent: int, now: int) -> None:
         told = self.knowledge.run(run["run_id"])
         for invariant in answer_invariants.OF_A_RUN:
@@ -121,6 +126,8 @@ class AnswerChecker:
             told.tokens.setdefault(place, request.owner or ("", 0, ""))
         if body.get("outcome") == "appended":
             told.events[body["event"]["sequence"]] = body["event"]
+            if request.key is not None and "n" in body["event"]["payload"]:
+                told.keyed_notes.add(body["event"]["payload"]["n"])
         if "intact" in body:
             self._hold(answer_invariants.a_history_is_intact, body, about=run_id)
         for binding in body.get("bindings", ()):
@@ -153,7 +160,8 @@ class AnswerChecker:
 
     def _saw_work_under_the_fence(self, request: Request, answer: Answer) -> None:
         closed, work = self.knowledge.closed, request.work
-        if closed is None or answer.sent < closed.since or answer.outcome == "replayed":
+        replayed = answer.replayed or answer.outcome == "replayed"
+        if closed is None or answer.sent < closed.since or replayed:
             return
         if work == "start" and answer.status == 200:
             work = "run"  # the owner's own retry

@@ -142,7 +142,7 @@ def a_generation_is_held_by_whom_it_was_granted(
 
 def whoever_lost_the_run_since_is_told(asked: Owner, verb: str, answer: Json) -> str | None:
     """An effect that comes with a run of another process says what took it; no other does."""
-    taken = owner_of(answer["run"]["owner"]) not in (None, asked)
+    taken = answer["run"]["owner"] is not None and owner_of(answer["run"]["owner"]) != asked
     if verb not in _EFFECTS or taken == ("beaten_by" in answer):
         return None
     return f"{verb} of {asked}: run of {answer['run']['owner']}, {answer.get('beaten_by')}"
@@ -185,6 +185,17 @@ def a_binding_is_never_changed(told: KnownRun, binding: Json) -> str | None:
     known = told.bindings.get((binding["gate"], binding["revision"]), binding)
     same = all(known[name] == binding[name] for name in ("receipt_hash", "approval_proof"))
     return None if same else f"{known} became {binding}"
+
+
+def a_retry_is_answered_as_the_first(first: Json, again: Json, status: int) -> str | None:
+    """The same keyed request, sent again after it had won: the same outcome and event; or that what
+    it granted is over.
+    """
+    over = status == 409 and again.get("code") in ("OVERTAKEN", "LEASE_LAPSED")
+    if over and first["outcome"] in ("owned", "activated", "claimed", "stolen", "acquired"):
+        return None
+    same = all(first.get(name) == again.get(name) for name in ("outcome", "event", "granted"))
+    return None if status == 200 and same else f"{first} and then {status} {again}"
 
 
 def each_generation_is_activated_once(facts: Iterable[Json]) -> str | None:

@@ -91,7 +91,8 @@ class Caller:
         self.slowest_s = max(self.slowest_s, time.monotonic() - began - (request.wait_s or 0))
         self.counts["answers"] += 1
         self.counts["faults"] += faults is not None
-        answer = Answer(response.status_code, body, sent, faults, unsure)
+        replayed = "Idempotent-Replayed" in response.headers
+        answer = Answer(response.status_code, body, sent, faults, unsure, replayed)
         self.codes[answer.code or str(answer.status)] += 1
         self.checker.answered(request, answer)
         return answer, answer.code == "WRITE_OUTCOME_UNKNOWN"

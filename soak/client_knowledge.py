@@ -16,7 +16,10 @@ ENDED = ("completed", "failed", "cancelled")
 
 
 def owner_of(shape: Json | None) -> Owner | None:
-    return None if shape is None else (shape["host_id"], shape["pid"], shape["nonce"])
+    """None also for the owner in a replay, which shows no nonce but the caller's."""
+    if shape is None or "nonce" not in shape:
+        return None
+    return shape["host_id"], shape["pid"], shape["nonce"]
 
 
 class Reached(NamedTuple):
@@ -48,6 +51,7 @@ class KnownRun:
     tokens: dict[tuple[str, str], Owner] = field(default_factory=dict)  # by operation and token
     bindings: dict[tuple[str, int], Json] = field(default_factory=dict)  # by gate and revision
     events: dict[int, Json] = field(default_factory=dict)  # by sequence
+    keyed_notes: set[str] = field(default_factory=set)  # what keyed events say
     # Its times were moved into the past, so that a purge takes it (`backdating`).
     backdated: bool = False
 

@@ -101,17 +101,32 @@ class Client:
     async def post(self, path: str, body: Json | None = None, **options: Any) -> Answer:
         return await self.caller.ask(Request("POST", path, body or {}, **options), self.rng)
 
+    async def post_of_a_run(self, path: str, body: Json, job: Job) -> Answer:
+        """A verb of a run; half of them have a key, and some of those are sent once more."""
+        options: dict[str, Any] = {"token": job.token, "may": self.gone(job)}
+        if self.rng.random() < 0.5:
+            return await self.post(path, body, **options)
+        request = Request("POST", path, body, key=self.new("request"), **options)
+        first = await self.caller.ask(request, self.rng)
+        renewal = request.verb in ("heartbeat", "reconfirm", "renew", "assert")
+        if first.won and not renewal and self.rng.random() < 0.3:
+            again = await self.caller.ask(request, self.rng)
+            wrote_nothing = first.outcome in ("shared", "replayed")
+            if again.code not in ("RUN_NOT_FOUND", "EXECUTION_FENCED") and not wrote_nothing:
+                self.caller.checker.saw_again(request, first, again)
+        return first
+
     async def get(self, path: str, **options: Any) -> Answer:
         return await self.caller.ask(Request("GET", path, **options), self.rng)
 
     async def verb(self, job: Job, verb: str, **body: Any) -> Answer:
         """A verb on the run of a job; keeps the run in the answer."""
         path = f"/v1/runs/{job.run_id}/{verb}"
-        answer = await self.post(path, body, token=job.token, may=self.gone(job))
-        return self.told(job, answer)
+        return self.told(job, await self.post_of_a_run(path, body, job))
 
     def told(self, job: Job, answer: Answer) -> Answer:
-        if answer.run is not None and answer.run["run_id"] == job.run.get("run_id", ""):
+        of_this_job = answer.run and answer.run["run_id"] == job.run.get("run_id", "")
+        if answer.run is not None and of_this_job and not answer.replayed:
             job.run = answer.run
         return answer
 

@@ -176,13 +176,14 @@ def each_claim_ends_once(db: sqlite3.Connection, knowledge: ClientKnowledge) -> 
 
 _ORPHANS = """
 SELECT '{table} has rows of ' || run_id FROM fencepost_{table}
-WHERE run_id NOT IN (SELECT run_id FROM fencepost_runs) GROUP BY run_id
+WHERE run_id <> '' AND run_id NOT IN (SELECT run_id FROM fencepost_runs) GROUP BY run_id
 """
 
 
 def nothing_is_half_deleted(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Iterator[str]:
     """What a purge took, it took whole."""
-    for table in ("snapshots", "events", "ownership", "operations", "bindings", "subjects"):
+    tables = ("snapshots", "events", "ownership", "operations", "bindings", "subjects", "requests")
+    for table in tables:
         yield from (text for (text,) in db.execute(_ORPHANS.format(table=table)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,6 +70,19 @@ def events_are_kept(db: sqlite3.Connection, knowledge: ClientKnowledge) -> Itera
                 yield f"{run_id}: the event {sequence} that was told is not there"
             elif json.loads(row["payload"]) != event["payload"]:
                 yield f"{run_id}: the event {sequence} has another payload"
+
+
+def keyed_events_are_appended_once(
+    db: sqlite3.Connection, knowledge: ClientKnowledge
+) -> Iterator[str]:
+    """An event that was sent with a key is there once, however often it was sent."""
+    for run_id, told, rows in _present(db, knowledge, _EVENTS):
+        noted = Counter(
+            json.loads(row["payload"]).get("n") for row in rows if row["type"] == "noted"
+        )
+        for note in told.keyed_notes:
+            if noted[note] != 1:
+                yield f"{run_id}: the event {note} is there {noted[note]} times"
 
 
 _ENDS = """
@@ -171,6 +185,7 @@ INVARIANTS = (
     runs_are_kept,
     keys_are_kept,
     events_are_kept,
+    keyed_events_are_appended_once,
     ends_are_kept,
     outcomes_are_kept,
     bindings_are_kept,

@@ -141,7 +141,7 @@ async def _operate(client: Client, job: Job, me: Json) -> Answer:
 
 async def _on_operation(client: Client, job: Job, name: str, verb: str, **body: Any) -> Answer:
     path = f"/v1/runs/{job.run_id}/operations/{name.lower()}/{verb}"
-    return await client.post(path, body, token=job.token, may=client.gone(job))
+    return await client.post_of_a_run(path, body, job)
 
 
 STEPS: dict[Step, int] = {

@@ -35,7 +35,7 @@ LOSSES = {
     "bindings": "FENCE_LOST DELIVERY_REVISION_CONFLICT HEAD_CHANGED",
     "bind-change": "FENCE_LOST CHANGE_BINDING_NOT_ALLOWED CHANGE_RUN_ALREADY_EXISTS",
     "cancel": "TERMINAL ALREADY_REQUESTED",
-    "acknowledge-cancel": "FENCE_LOST CANCEL_NOT_REQUESTED ALREADY_ACKNOWLEDGED",
+    "acknowledge-cancel": "FENCE_LOST CANCEL_NOT_REQUESTED",
     "acquire": "FENCE_LOST OPERATION_CONFLICT OPERATION_ALREADY_RUNNING",
     "renew": "FENCE_LOST LEASE_FENCED",
     "assert": "FENCE_LOST LEASE_FENCED",
@@ -43,8 +43,10 @@ LOSSES = {
     "interrupt": "FENCE_LOST LEASE_FENCED",
     "transitions": "",
 }
-# A grant that was over before the caller could be told of it: only a lost reply takes so long.
+# A grant that was over before the caller could be told of it: only a lost reply takes so long, or a
+# retry.
 LATE = {
+    "acquire": "OVERTAKEN",
     "claim": "OVERTAKEN",
     "steal": "OVERTAKEN",
     "activate": "OVERTAKEN LEASE_LAPSED",
@@ -104,7 +106,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`sent`: the tick at which the try was sent that was answered; `unsure`: a try before it
-    may have had an effect. `faults`: those of the try that was answered.
+    may have had an effect. `faults`: those of the try that was answered. `replayed`: as it says.
     """
 
     status: int
@@ -112,6 +114,7 @@ class Answer:
     sent: int
     faults: str | None = None
     unsure: bool = False
+    replayed: bool = False
 
     @property
     def won(self) -> bool:
@@ -151,6 +154,8 @@ def an_answer_is_documented(request: Request, answer: Answer) -> str | None:
     if code == "EXECUTION_FENCED":
         return "fenced by an open fence" if answer.body.get("state") == "open" else None
     expected = {*LOSSES.get(request.verb, "").split(), *request.may, "CONTENDED"}
+    if request.key is not None and request.path != "/v1/starts":
+        expected |= {*LATE.get(request.verb, "").split()}
     late = {*FAULTY, *LATE.get(request.verb, "").split()}
     if code in expected or (code in late and answer.faults is not None):
         return None
