@@ -251,6 +251,22 @@ def test_lists_and_facts_that_break_are_reported() -> None:
     assert answer_invariants.each_generation_is_activated_once(facts[::-1]) is not None
 
 
+def test_a_retry_that_is_answered_otherwise_is_reported() -> None:
+    same = answer_invariants.a_retry_is_answered_as_the_first
+    owned: Json = {"outcome": "owned", "granted": {"generation": 2}}
+    noted: Json = {"outcome": "appended", "event": {"sequence": 2}}
+    over: Json = {"code": "OVERTAKEN", "outcome": "overtaken"}
+    for first, again, status in ((owned, owned, 200), (owned, over, 409), (noted, noted, 200)):
+        assert same(first, again, status) is None
+    for first, again, status in (
+        (noted, over, 409),
+        (noted, {**noted, "event": {"sequence": 3}}, 200),
+        (owned, {**owned, "granted": {"generation": 3}}, 200),
+        (owned, {"code": "HEARTBEAT_FRESH"}, 409),
+    ):
+        assert same(first, again, status) is not None
+
+
 def test_memory_that_grows_is_reported() -> None:
     def samples(mb: float) -> list[Sample]:
         return [Sample(n, 300 + n * mb, n * 1000) for n in range(50)]
@@ -501,6 +517,20 @@ def test_a_row_that_breaks_an_invariant_is_reported(
     assert invariant in broken(db, knowledge)
 
 
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_a_keyed_event_that_is_not_there_once_is_reported(
+    db: sqlite3.Connection, knowledge: ClientKnowledge, times: int
+) -> None:
+    knowledge.run("r").keyed_notes.add("note-1")
+    for sequence in range(3, 3 + times):
+        insert(
+            db, "events", run_id="r", sequence=sequence, type="noted", payload='{"n": "note-1"}',
+            prior_hash="0" * 64, hash="0" * 64, created_at_ms=1000, **TOKEN,
+        )  # fmt: skip
+    found = list(database_matches_answers.keyed_events_are_appended_once(db, knowledge))
+    assert bool(found) == (times != 1)
+
+
 @pytest.mark.parametrize("page", [2, 3])
 def test_a_damaged_page_is_reported(tmp_path: Path, knowledge: ClientKnowledge, page: int) -> None:
     file = tmp_path / "db.sqlite"
@@ -521,6 +551,8 @@ def test_every_invariant_has_a_case_here() -> None:
         "a_closed_fence_admits_nothing",
         "a_list_holds_what_stays",
         "each_generation_is_activated_once",
+        "a_retry_is_answered_as_the_first",
+        "keyed_events_are_appended_once",
         "memory_is_flat",
         "the_file_is_sound",
     }
