@@ -66,7 +66,7 @@ export default class Host extends WorkerEntrypoint {
     const rival = new Rival(faults && request.headers.get("x-local-rival"), this.env.LOCAL_RIVAL);
     if (faults !== null) env.DB = withFaults(env.DB, faults, rival.act);
     if (local.tripDelayMs > 0) env.DB = withDelay(env.DB, local.tripDelayMs, request.headers.has("x-local-one-by-one"));
-    if (new URL(request.url).pathname === SCHEDULED_PATH) return await this.trigger(env, request);
+    if (URL.parse(request.url)?.pathname === SCHEDULED_PATH) return await this.trigger(env, request);
     const response = await this.serve(request, env);
     if (local.tripDelayMs > 0) response.headers.set("X-Local-Trips", String(tripsSoFar()));
     return rival.told(response);

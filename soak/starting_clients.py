@@ -89,7 +89,7 @@ async def misuse(client: Client) -> None:
     other = {
         "START_INPUT_MISMATCH": {**job.body, "input": "another"},
         "START_TARGET_MISMATCH": {**job.body, "target": {"kind": "workflow", "id": "other"}},
-        "OPERATION_ID_CONFLICT": {**job.body, "subject": {"stage": "build", "change": "other"}},
+        "START_SUBJECT_MISMATCH": {**job.body, "subject": {"stage": "build", "change": "other"}},
         "START_OWNER_MISMATCH": job.body,
     }
     code = client.rng.choice(list(other))

@@ -113,6 +113,7 @@ MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response
         ALWAYS,
         _operate("/v1/fence/transitions", {"expected": "open", "next": "draining"}),
     ),
+    ("GET", "/v1/whoami"): (ALWAYS, _get("/v1/whoami")),
     ("GET", "/v1/inventory"): (
         ALWAYS,
         lambda client, run: client.as_("operator").get("/v1/inventory"),

@@ -74,7 +74,7 @@ def test_a_retry_with_the_same_key_converges_on_the_same_answer(client: Client, 
     retry = move(client, "open", "proof-only", key, proof_key=proof)
     assert retry.status_code == 200
     assert (retry.json(), retry.headers["Idempotent-Replayed"]) == (first.json(), "true")
-    assert client.get("/v1/fence").json()["proof_run_id"] == run["run_id"]
+    assert client.as_("operator").get("/v1/fence").json()["proof_run_id"] == run["run_id"]
     assert sql.dump() == before
 
 
@@ -158,7 +158,7 @@ def test_proof_only_end_to_end(client: Client, sql: Sql) -> None:
     old = client.started()
     move(client, "open", "proof-only", proof_key=proof).raise_for_status()
     run = client.start(proof, body).json()["run"]
-    assert client.get("/v1/fence").json()["proof_run_id"] == run["run_id"]
+    assert client.as_("operator").get("/v1/fence").json()["proof_run_id"] == run["run_id"]
     assert client.start(new_key()).json()["code"] == "EXECUTION_FENCED"
     assert client.start(proof, body).json()["outcome"] == "started"
     assert client.verb(old, "heartbeat").json()["code"] == "EXECUTION_FENCED"

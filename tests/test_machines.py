@@ -138,7 +138,7 @@ def test_no_other_move_is_made_and_nothing_is_written(
                 "ILLEGAL_TRANSITION",
                 "illegal_transition",
             )
-            assert (problem["from"], problem["to"]) == (before, after)
+            assert (problem["from_state"], problem["to_state"]) == (before, after)
             assert "state" not in problem["run"]
 
 
@@ -198,7 +198,7 @@ def test_a_run_is_completed_only_once_its_machine_has_ended(client: Client, sql:
         else:
             problem = refused(client, sql, run, to="completed")
             assert problem["code"] == "ILLEGAL_TRANSITION"
-            assert (problem["from"], problem["to"]) == (state, "completed")
+            assert (problem["from_state"], problem["to_state"]) == (state, "completed")
     run = a_delivery(client, sql, "applying")
     ended = client.finish(run, machine="completed", result=1).json()["run"]
     assert (ended["status"], ended["machine"]["state"], ended["result"]) == (
@@ -238,7 +238,7 @@ def test_a_run_without_a_machine_moves_none(client: Client, sql: Sql) -> None:
     run = client.started()
     problem = refused(client, sql, run, machine="paused")
     assert problem["code"] == "ILLEGAL_TRANSITION"
-    assert (problem["from"], problem["to"]) == (None, "paused")
+    assert (problem["from_state"], problem["to_state"]) == (None, "paused")
     assert client.finish(run).status_code == 200
 
 

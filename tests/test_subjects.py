@@ -112,7 +112,7 @@ def test_the_same_key_for_another_subject_is_a_conflict(client: Client, sql: Sql
     for subject in ({"stage": "design", "change": name()}, None):
         body = a_start(owner=an_owner(), **({"subject": subject} if subject else {}))
         answer = client.start(key, body)
-        assert (answer.status_code, answer.json()["code"]) == (409, "OPERATION_ID_CONFLICT")
+        assert (answer.status_code, answer.json()["code"]) == (422, "START_SUBJECT_MISMATCH")
         assert answer.json()["retry"] == "new-key"
     assert sql.dump() == before
 

@@ -75,9 +75,16 @@ class IdempotencyKeyError(RequestError):
 
 
 class AuthError(RequestError):
-    """No token, a wrong one, one without the scope, or no tokens configured at all."""
+    """No token, a wrong one, one without the scope, or no tokens configured at all.
+
+    `challenge`: the value of `WWW-Authenticate` (RFC 6750).
+    """
 
     CODE = "UNAUTHORIZED"
+
+    def __init__(self, detail: str, *, challenge: str = "Bearer", code: str | None = None) -> None:
+        super().__init__(detail, code=code)
+        self.challenge = challenge
 
 
 class NotFound(RequestError):

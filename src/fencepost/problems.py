@@ -43,6 +43,12 @@ PROBLEMS = {
         _NEVER,
         "The query or the body breaks a rule; the detail names it.",
     ),
+    "CONTENT_ENCODING_UNSUPPORTED": Problem(
+        415,
+        "The body is encoded",
+        _NEVER,
+        "The service takes bodies without a Content-Encoding.",
+    ),
     "UNAUTHORIZED": Problem(
         401,
         "A valid bearer token is required",
@@ -108,8 +114,11 @@ PROBLEMS = {
         _NEVER,
         "The run of this key has ended and was purged. It does not run again.",
     ),
-    "OPERATION_ID_CONFLICT": Problem(
-        409, "The key has another subject", _NEW, "The key was used before, with another subject."
+    "START_SUBJECT_MISMATCH": Problem(
+        422,
+        "The key has another subject",
+        _NEW,
+        "The key was used before, with another subject.",
     ),
     "RUN_LOOKUP_CONFLICT": Problem(
         409,

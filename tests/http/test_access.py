@@ -79,7 +79,7 @@ def test_a_token_without_the_scope_does_nothing_either(
         for name, (_, _, scopes) in Client.PEOPLE.items()
         if not set(scopes) & set(route.scopes)
     ]
-    assert without
+    assert without or route.pattern == "/v1/whoami"  # which takes any token
     for name in without:
         problem = Refusals(client.as_(name), sql)(
             route.method,

@@ -97,6 +97,14 @@ def test_a_token_of_256_characters_works_and_a_longer_one_is_not_even_hashed() -
     assert refusal("Bearer " + "t" * 257, tokens).code == "UNAUTHORIZED"
 
 
+@pytest.mark.parametrize("end", ["2999-01-01T00:00:00Z", "2999-01-01t00:00:00.5+02:00"])
+def test_a_token_holds_until_its_end_and_no_longer(end: str) -> None:
+    assert auth.authenticate("Bearer token", json.dumps([entry(expires_at=end)])).scopes
+    past = json.dumps([entry(expires_at=end.replace("2999", "2020"))])
+    error = refusal("Bearer token", past)
+    assert (error.code, error.challenge) == ("UNAUTHORIZED", 'Bearer error="invalid_token"')
+
+
 @pytest.mark.parametrize(
     "tokens",
     [
@@ -132,6 +140,14 @@ def test_a_token_of_256_characters_works_and_a_longer_one_is_not_even_hashed() -
         json.dumps([entry(scopes=["everything"])]),
         json.dumps([entry(scopes=[["start"]])]),
         json.dumps([entry(), {}]),
+        json.dumps([entry(), entry(scopes=["read"])]),
+        json.dumps([entry(expires="2030-01-01T00:00:00Z")]),
+        json.dumps([entry(principal={"kind": "service", "id": "x", "name": "y"})]),
+        json.dumps([entry(expires_at=None)]),
+        json.dumps([entry(expires_at=1_900_000_000)]),
+        json.dumps([entry(expires_at="2030-01-01")]),
+        json.dumps([entry(expires_at="2030-01-01T00:00:00")]),
+        json.dumps([entry(expires_at="2030-13-01T00:00:00Z")]),
     ],
     ids=lambda tokens: ascii(tokens)[:60],
 )

@@ -193,4 +193,4 @@ def test_the_document_and_the_page_are_made_once(client: Client) -> None:
 @pytest.mark.parametrize("path", ["/openapi.json", "/docs"])
 def test_the_document_and_the_page_take_only_get(client: Client, path: str) -> None:
     answer: httpx.Response = client.post(path)
-    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET")
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD")

@@ -70,7 +70,7 @@ def test_any_bytes_are_a_value_or_a_value_error(data: bytes) -> None:
         (b'"\\x41"', "not JSON"),
         ("[\u0661]".encode(), "not JSON"),
         ("\u00a0{}".encode(), "not JSON"),
-        (b"\xef\xbb\xbf{}", "not JSON"),
+        (b"\xef\xbb\xbf{}", "byte order mark"),
         (b'"\xff"', "UTF-8"),
         (b'"\xc0\x80"', "UTF-8"),
         (b'"\xed\xa0\x80"', "UTF-8"),

@@ -117,6 +117,14 @@ def test_no_header_at_all_is_a_missing_key() -> None:
         ("wait=soon", 0),
         ("await=10", 0),
         ("x-wait=10", 0),
+        ("wait=9999999999", 30),
+        ('note="wait=3"', 0),
+        ("respond-async; wait=3", 0),
+        ('x="a, wait=3", wait=4', 4),
+        ("wait=soon, wait=3", 0),
+        ("wait=2, wait=3", 2),
+        (", ,wait=5", 5),
+        ('a="unended, wait=3', 0),
     ],
 )
 def test_prefer_wait_is_bounded_and_nonsense_is_ignored(header: str | None, seconds: int) -> None:

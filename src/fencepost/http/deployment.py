@@ -100,15 +100,14 @@ async def post_fence_transition(request: Request, command: FenceCommand) -> Repl
 
 
 def _fence_json(gate: Fence, *, secrets: bool) -> shown.FenceJson:
-    """The fence. Only with `secrets` (scope `operate`) it has the proof key."""
+    """The fence. Only with `secrets` (scope `operate`) it has the proof key and its run."""
     body: shown.FenceJson = {
         "state": gate.state,
         "revision": gate.revision,
-        "proof_run_id": gate.proof_run_id,
         "updated_at_ms": gate.updated_at_ms,
     }
     if secrets:
-        body["proof_key"] = gate.proof_key
+        body |= {"proof_key": gate.proof_key, "proof_run_id": gate.proof_run_id}
     return body
 
 
@@ -204,6 +203,13 @@ async def get_health(request: Request, deep: bool) -> Reply[shown.HealthJson]:
     return Reply(200, body)
 
 
+async def get_whoami(request: Request, _: None) -> Reply[shown.WhoamiJson]:
+    """Read who the token says that the sender is, and what it may do."""
+    kind, id = request.sender
+    principal: shown.PrincipalJson = {"kind": kind, "id": id}
+    return Reply(200, {"principal": principal, "scopes": sorted(request.scopes)})
+
+
 async def get_error_docs(request: Request, _: None) -> Reply[str]:
     """Read the list of problem codes (Markdown)."""
     return Reply(200, problems.as_markdown(), content_type="text/markdown; charset=utf-8")
@@ -282,6 +288,13 @@ ROUTES: tuple[Route[Any], ...] = (
         handler=get_health,
         takes=DEEP,
         problems=("UNAUTHORIZED", "SCOPE_MISSING", "AUTH_UNCONFIGURED", _UNREADABLE),
+    ),
+    Route(
+        method="GET",
+        pattern="/v1/whoami",
+        scopes=("start", "work", "read", "operate"),
+        handler=get_whoami,
+        takes=queries.NO_QUERY,
     ),
     Route(
         method="GET",

@@ -18,7 +18,8 @@ T = TypeVar("T")
 class Request:
     """One HTTP request. `header` ignores the case of a name. The body can be read once.
 
-    `gone` says whether the client has hung up, where the runtime knows it.
+    `repeated` is a query parameter that is given twice. `gone` says whether the client has hung
+    up, where the runtime knows it.
     `server.answer` sets `params`, `principal`, `scopes`, `named` (the values of the headers that
     the route declares) and `owner` (the process that the body names) before the handler runs.
     """
@@ -30,6 +31,7 @@ class Request:
     read_body: Callable[[], Awaitable[bytes]]
     db: Database
     setting: Callable[[str], str | None]
+    repeated: str | None = None
     gone: Callable[[], bool] = lambda: False
     params: dict[str, str] = field(default_factory=dict)
     principal: Principal | None = None

@@ -57,7 +57,7 @@ _HEADERS: dict[str, tuple[Json, str]] = {
 }
 _ALWAYS = ("Cache-Control", "Server-Timing")
 # Headers of refusals, and the statuses that have them.
-_GIVEN_WITH = {"Allow": (405,), "Retry-After": (409, 503), "WWW-Authenticate": (401,)}
+_GIVEN_WITH = {"Allow": (405,), "Retry-After": (409, 503), "WWW-Authenticate": (401, 403)}
 
 _DOCUMENTED = {"shown": representations}
 
@@ -98,10 +98,10 @@ def document(routes: Iterable[Route[Any]]) -> Json:
 def problems_of(route: Route[Any]) -> list[str]:
     """The problem codes that a route can answer, in the order of PROBLEMS.
 
-    Its own codes; and those that follow from its path, its scopes, its query or body, from
-    writing, and from being gated by the fence.
+    Its own codes; and those that follow from its path, its scopes, its body, from writing, and from
+    being gated by the fence.
     """
-    codes = {"INTERNAL", *route.problems}
+    codes = {"INTERNAL", "INVALID_REQUEST", *route.problems}
     codes |= {
         parameter.absent
         for name, parameter in PATH_PARAMETERS.items()
@@ -110,10 +110,9 @@ def problems_of(route: Route[Any]) -> list[str]:
     if route.scopes:
         codes |= {"UNAUTHORIZED", "SCOPE_MISSING", "AUTH_UNCONFIGURED"}
         codes |= {"STORAGE_UNREADABLE", "ROW_CORRUPT", "SCHEMA_MISMATCH"}
-    if route.takes.members:
-        codes |= {"INVALID_REQUEST"}
     if route.method == "POST":
-        codes |= {"INVALID_REQUEST", "TOO_LARGE", "STORAGE_REFUSED", "WRITE_OUTCOME_UNKNOWN"}
+        codes |= {"TOO_LARGE", "CONTENT_ENCODING_UNSUPPORTED"}
+        codes |= {"STORAGE_REFUSED", "WRITE_OUTCOME_UNKNOWN"}
         if "work" in route.scopes:
             codes |= {"EXECUTION_FENCED", "EXECUTION_FENCE_UNREADABLE"}
     if REQUEST_KEY in route.headers:

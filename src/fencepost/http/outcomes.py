@@ -11,7 +11,7 @@ from fencepost.decision import Attempt, Decision, Exit, Seen, exits
 from fencepost.errors import Conflict, FencepostError
 from fencepost.http import serialize
 from fencepost.http.exchange import Reply, Request
-from fencepost.problems import PROBLEMS
+from fencepost.problems import PROBLEMS, Retry
 from fencepost.reservation import Reservation
 from fencepost.runs import LOSSES, Beaten, Grant, Outcome, Run, VerbResult
 
@@ -86,7 +86,7 @@ def _input_mismatch(held: Reservation) -> FencepostError:
 def _subject_mismatch(held: Reservation) -> FencepostError:
     return Conflict(
         "This key was used with another subject. Nothing was written.",
-        code="OPERATION_ID_CONFLICT",
+        code="START_SUBJECT_MISMATCH",
     )
 
 
@@ -127,6 +127,7 @@ def _unresolvable(held: Reservation, open_exits: list[Exit]) -> FencepostError:
         f"again by itself. {ways} The run as it is: GET /v1/runs/{held.run_id}. The same key "
         "answers again once the run is owned or settled.",
         code="START_UNRESOLVABLE",
+        retry_after_s=limits.PENDING_RETRY_AFTER_S,
         run_id=held.run_id,
         attempt=held.attempt,
         exits=[{"verb": way, "path": path} for way, path in paths.items()],
@@ -145,14 +146,11 @@ _REFUSALS: dict[Decision, Callable[[Reservation], FencepostError]] = {
 def _pending(held: Reservation, run: Run | None) -> Conflict:
     """Somebody executes the run, or is about to; or it was released while the request waited."""
     claim = run and run.claim
-    ends = [run.lease_expires_at_ms] if run and run.lease_expires_at_ms is not None else []
-    ends += [claim.claimed_at_ms + run.lease_ms] if run and claim else []
-    left_s = math.ceil((max(ends) - run.now_ms) / 1000) if run and ends else 1
     return Conflict(
         "The run of this key is being executed, or was until now. Send the same key again later, "
         "or with Prefer: wait=N to be answered when it ends.",
         code="START_PENDING",
-        retry_after_s=max(1, min(left_s, limits.PENDING_RETRY_AFTER_S)),
+        retry_after_s=_retry_after_s(run),
         run_id=held.run_id,
         pending_since_ms=claim.claimed_at_ms if claim else run and run.started_at_ms,
     )
@@ -176,19 +174,20 @@ def settled_reply(
 def run_json(request: Request, run: Run) -> shown.RunJson | shown.RunSummaryJson:
     """The run that a verb answers with.
 
-    A replay shows it as it is now, which another process may hold: no owner's nonce but the
-    caller's; and state and result only to whoever may read them, holds the run, or was the last to
-    write to it.
+    State and result go out with scope `read`, and to the owner whose verb won. A replay shows the
+    run as it is now, which another process may hold: no owner's nonce but the caller's; and content
+    without scope `read` only to whoever holds the run, or was the last to write to it.
     """
     replay = request.db.replay
-    if replay is None:
-        return serialize.run_json(run)
-    mine = run.write_token == replay.write_token or (
-        run.owner is not None and run.owner == request.owner
+    mine = request.owner is not None
+    if replay is not None:
+        mine = run.write_token == replay.write_token or (mine and run.owner == request.owner)
+    shape = (
+        serialize.run_json(run)
+        if mine or "read" in request.scopes
+        else serialize.run_json(run, content=False)
     )
-    if "read" in request.scopes or mine:
-        return serialize.without_nonces(serialize.run_json(run), request.owner)
-    return serialize.without_nonces(serialize.run_json(run, content=False), request.owner)
+    return shape if replay is None else serialize.without_nonces(shape, request.owner)
 
 
 def verb_reply(request: Request, result: VerbResult) -> Reply[shown.VerbAnswerJson]:
@@ -242,10 +241,20 @@ def _conflict(
     return Conflict(
         f"{PROBLEMS[code].meaning} {said}".rstrip(),
         code=code,
+        retry_after_s=_retry_after_s(run) if PROBLEMS[code].retry is Retry.SAME_KEY else None,
         outcome=outcome,
         run=shape,
         **members,
     )
+
+
+def _retry_after_s(run: Run | None) -> int:
+    """Seconds until what is in the way may be over: a lease, or a claim."""
+    claim = run and run.claim
+    ends = [run.lease_expires_at_ms] if run and run.lease_expires_at_ms is not None else []
+    ends += [claim.claimed_at_ms + run.lease_ms] if run and claim else []
+    left_s = math.ceil((max(ends) - run.now_ms) / 1000) if run and ends else 1
+    return max(1, min(left_s, limits.PENDING_RETRY_AFTER_S))
 
 
 def _beaten_json(beaten: Beaten) -> shown.BeatenJson:

@@ -48,13 +48,30 @@ def _structured_string(header: str) -> str | None:
     return value if isinstance(value, str) and not parameters else None
 
 
-_WAIT = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?=$|[,;])", re.IGNORECASE)
+_PLAIN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_WORD = rf'(?:{_PLAIN}|"(?:[^"\\]|\\.)*")'
+_PREFERENCE = re.compile(
+    rf"[ \t]*(?:({_PLAIN})(?:[ \t]*=[ \t]*({_WORD})?)?"
+    rf"(?:[ \t]*;[ \t]*(?:{_PLAIN}(?:[ \t]*=[ \t]*{_WORD}?)?)?)*)?[ \t]*(?:,|\Z)"
+)
 
 
 def preferred_wait_s(header: str | None) -> int:
-    """Seconds of `Prefer: wait=N` (RFC 7240), at most 30; a malformed preference is ignored."""
-    found = _WAIT.search(header or "")
-    return min(int(found[1]), limits.WAIT_S_MAX) if found else 0
+    """Seconds of the first `wait` in a `Prefer` header (RFC 7240), at most 30.
+
+    0 without one, and for one that is no number; what comes behind a malformed preference is not
+    read.
+    """
+    text, at = header or "", 0
+    while at < len(text) and (found := _PREFERENCE.match(text, at)):
+        name, value = found[1], found[2] or ""
+        if name is not None and name.lower() == "wait":
+            digits = value.strip('"')
+            if not re.fullmatch("[0-9]+", digits):
+                return 0
+            return limits.WAIT_S_MAX if len(digits) > 9 else min(int(digits), limits.WAIT_S_MAX)
+        at = found.end()
+    return 0
 
 
 _QUOTED = IDENTIFIER_PATTERN.replace("$", '"', 1)

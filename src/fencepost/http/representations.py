@@ -128,7 +128,7 @@ class RunJson(RunSummaryJson):
     result: Any
 
 
-# In a replayed answer, state and result are there only for whoever may read them.
+# State and result are there only for whoever may read them.
 AfterwardsJson = RunJson | RunSummaryJson
 
 
@@ -209,7 +209,7 @@ class SeenStartJson(TypedDict):
     """`seen` names this look, for a resolution: any write to the start makes another one."""
 
     reservation: ReservationJson
-    run: RunJson | None
+    run: RunJson | RunSummaryJson | None
     seen: Annotated[str, SEEN]
 
 
@@ -312,12 +312,12 @@ class SeenOperationJson(TypedDict):
 
 
 class FenceJson(TypedDict):
-    """`proof_key` is for scope `operate` alone; `updated_at_ms` is null if never provisioned."""
+    """The proof is for scope `operate` alone; `updated_at_ms` is null if never provisioned."""
 
     state: FenceState
     revision: Count
     proof_key: NotRequired[Identifier | None]
-    proof_run_id: Identifier | None
+    proof_run_id: NotRequired[Identifier | None]
     updated_at_ms: Ms | None
 
 
@@ -376,6 +376,13 @@ class EntryJson(TypedDict):
     before: Any
     after: Any
     at_ms: Ms
+
+
+class WhoamiJson(TypedDict):
+    """Who the token says that the sender is, and what it may do."""
+
+    principal: PrincipalJson
+    scopes: list[str]
 
 
 class HealthJson(TypedDict):
@@ -450,17 +457,11 @@ class DeliveryLoss(RunLoss):
     revision: Annotated[int, POSITIVE]
 
 
-# Not as a class: one member is a Python keyword.
-MoveLoss = TypedDict(
-    "MoveLoss",
-    {
-        "outcome": str,
-        "run": RunSummaryJson | None,
-        "beaten_by": NotRequired[BeatenJson],
-        "from": str | None,
-        "to": str,
-    },
-)
+class MoveLoss(RunLoss):
+    """The states of the machine between which there is no move. Null: the run has no machine."""
+
+    from_state: str | None
+    to_state: str
 
 
 class OtherTarget(TypedDict):

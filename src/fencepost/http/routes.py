@@ -68,7 +68,7 @@ def find(method: str, path: str) -> tuple[Route[Any], dict[str, str]]:
             continue
         if route.method == method:
             return route, params
-        allowed.append(route.method)
+        allowed += [route.method, "HEAD"] if route.method == "GET" else [route.method]
     if allowed:
         raise errors.InvalidRequest(
             f"This path takes {', '.join(sorted(set(allowed)))}.",

@@ -413,7 +413,7 @@ async def post_transition(request: Request, change: Transition) -> Reply[shown.V
     if result.outcome is Outcome.ILLEGAL_TRANSITION:
         machine = result.run.machine
         to = change.to if change.move is None else change.move.to
-        move = {"from": machine and machine.state, "to": to}
+        move = {"from_state": machine and machine.state, "to_state": to}
         raise outcomes.loss(request, result, **move)
     return outcomes.verb_reply(request, result)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import time
 import traceback
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
     """The reply to a request, and the pattern of its route. Never raises an Exception."""
     pattern = None
     try:
+        _check_target(request)
         route, request.params = routes.find(request.method, request.path)
         pattern = route.pattern
         if route.scopes:
@@ -70,6 +72,28 @@ def _name(request: Request, route: Route[Any], body: Any) -> None:
         request.db.request = requests.keyed(key, *who, route.verb, request.params, body)
 
 
+_HOST = re.compile(r"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
+
+
+def _check_target(request: Request) -> None:
+    """Refuse what could be read in two ways, before anything is looked up.
+
+    The runtime makes the URL of the Host header and the request target: an odd Host would change
+    the path. A parameter that is given twice, or a body that is encoded, would be misread.
+    """
+    host = request.header("host")
+    if host is not None and not _HOST.fullmatch(host):
+        raise errors.InvalidRequest("The Host header is not a host with a port.")
+    if request.repeated is not None:
+        raise errors.InvalidRequest(f"Query parameter {request.repeated[:40]} is given twice.")
+    encoding = request.header("content-encoding")
+    if request.method == "POST" and encoding and encoding.strip().lower() not in ("", "identity"):
+        raise errors.InvalidRequest(
+            f"The body is sent with Content-Encoding {encoding[:40]!r}; send it as it is.",
+            code="CONTENT_ENCODING_UNSUPPORTED",
+        )
+
+
 async def _explained(request: Request, failure: errors.FencepostError) -> errors.FencepostError:
     """The SchemaMismatch that caused a missing column, if it is sure that nothing was written.
 
@@ -98,8 +122,8 @@ def problem_reply(error: errors.FencepostError) -> Reply[Any]:
         headers["Retry-After"] = str(error.retry_after_s)
     if "allow" in error.members:
         headers["Allow"] = ", ".join(error.members["allow"])
-    if problem.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
+    if problem.status in (401, 403) and isinstance(error, errors.AuthError):
+        headers["WWW-Authenticate"] = error.challenge
     return Reply(problem.status, body, headers, "application/problem+json", error.code, run_id)
 
 
@@ -148,7 +172,7 @@ async def serve(js_request: Any, env: Any) -> Any:
     request = _receive(js_request, env)
     reply, pattern = await answer(request)
     _log(log_line(request, reply, pattern, (time.perf_counter() - started) * 1000))
-    return _send(reply, request.db)
+    return _send(reply, request.db, with_body=str(js_request.method) != "HEAD")
 
 
 async def purge(env: Any) -> None:
@@ -160,9 +184,11 @@ async def purge(env: Any) -> None:
 
 
 def _receive(js_request: Any, env: Any) -> Request:
-    url = str(js_request.url)
+    url, method = str(js_request.url), str(js_request.method)
     address, _, query = url.partition("#")[0].partition("?")
-    path = "/" + address.split("/", 3)[3]
+    path = "/" + (address.split("/", 3) + [""] * 3)[3]
+    pairs = parse_qsl(query, keep_blank_values=True) if query else []
+    names = [name for name, _ in pairs]
     get, null = js_request.headers.get, _javascript().null
 
     def header(name: str) -> str | None:
@@ -173,9 +199,10 @@ def _receive(js_request: Any, env: Any) -> Request:
         return await _read_body(js_request, header("content-length"))
 
     return Request(
-        method=str(js_request.method),
+        method="GET" if method == "HEAD" else method,
         path=path,
-        query=dict(parse_qsl(query, keep_blank_values=True)) if query else {},
+        query=dict(pairs),
+        repeated=next((name for name in names if names.count(name) > 1), None),
         header=header,
         read_body=read_body,
         db=Database(env.DB, _SCHEMA),
@@ -187,9 +214,12 @@ def _receive(js_request: Any, env: Any) -> Request:
 async def _read_body(js_request: Any, length: str | None) -> bytes:
     """The body. Raises InvalidRequest (413) as soon as it is known to be too large."""
     if length is not None and length.isdecimal():
-        if int(length) > limits.BODY_BYTES_MAX:
+        if len(length) > 15 or int(length) > limits.BODY_BYTES_MAX:
             raise _too_large()
-        data: bytes = (await promptly(js_request.arrayBuffer)).to_bytes()
+        try:
+            data: bytes = (await promptly(js_request.arrayBuffer)).to_bytes()
+        except Exception as failure:
+            raise errors.InvalidRequest("The body ended before its length.") from failure
         return data
     stream = js_request.body
     if not hasattr(stream, "getReader"):
@@ -211,7 +241,7 @@ def _too_large() -> errors.InvalidRequest:
     )
 
 
-def _send(reply: Reply[Any], db: Database) -> Any:
+def _send(reply: Reply[Any], db: Database, *, with_body: bool) -> Any:
     javascript = _javascript()
     branch = f', commit;desc="{db.branch}"' if db.branch else ""
     headers = {
@@ -229,6 +259,8 @@ def _send(reply: Reply[Any], db: Database) -> Any:
     if not isinstance(body, str):
         body = _dumps(body)
     options = javascript.parse(_dumps({"status": reply.status, "headers": headers}))
+    if not with_body:
+        return javascript.response(javascript.null, options)
     # Bytes are copied to JavaScript in one piece, a str character by character.
     return javascript.response(javascript.to_js(body.encode()), options)
 

@@ -205,7 +205,7 @@ async def get_start(request: Request, _: None) -> Reply[shown.SeenStartJson]:
     held, run = found.held, found.run
     body: shown.SeenStartJson = {
         "reservation": serialize.reservation_json(held),
-        "run": None if run is None else serialize.run_json(run),
+        "run": None if run is None else outcomes.run_json(request, run),
         "seen": found.seen,
     }
     return Reply(200, body, run_id=held.run_id)
@@ -253,7 +253,7 @@ ROUTES: tuple[Route[Any], ...] = (
             "START_OWNER_MISMATCH",
             "START_TARGET_MISMATCH",
             "START_INPUT_MISMATCH",
-            "OPERATION_ID_CONFLICT",
+            "START_SUBJECT_MISMATCH",
             "RUN_LOOKUP_CONFLICT",
             "START_PENDING",
             "START_UNRESOLVABLE",

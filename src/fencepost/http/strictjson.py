@@ -25,6 +25,8 @@ def loads(data: bytes) -> Any:
         text = data.decode()
     except UnicodeDecodeError:
         raise ValueError("The body is not UTF-8.") from None
+    if text.startswith("\ufeff"):
+        raise ValueError("The body begins with a byte order mark (BOM); send it without one.")
     _check_shape(text)
     try:
         value = _decode(text)

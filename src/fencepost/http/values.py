@@ -23,6 +23,8 @@ from fencepost.runs import Lineage, Owner
 
 def integer(low: int, high: int) -> Parser[int]:
     def read(value: Any, name: str) -> int:
+        if isinstance(value, float) and value.is_integer():  # 5000.0 is an integer (JSON Schema)
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ValueError(f"{name!r} is an integer from {low} to {high}.")
         return value
@@ -57,14 +59,22 @@ def _owner_field(value: Any, name: str) -> str:
     return value
 
 
+# One line that is not blank, without characters that hide or reorder others.
+_HIDDEN = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+_NOTE_PATTERN = rf"[^{_HIDDEN}]*[^\s{_HIDDEN}][^{_HIDDEN}]*"
+
+
 def _note(value: Any, name: str) -> str:
     if (
         not isinstance(value, str)
-        or not 1 <= len(value.strip()) <= len(value) <= limits.NOTE_CHARS_MAX
-        or "\0" in value
+        or not 1 <= len(value) <= limits.NOTE_CHARS_MAX
+        or not re.fullmatch(_NOTE_PATTERN, value)
         or not is_well_formed(value)
     ):
-        raise ValueError(f"{name!r} is a text of 1–{limits.NOTE_CHARS_MAX} characters.")
+        raise ValueError(
+            f"{name!r} is one line of 1–{limits.NOTE_CHARS_MAX} characters, not blank, without "
+            "control and direction characters."
+        )
     return value
 
 
@@ -96,8 +106,8 @@ NOTE = Parser(
         "type": "string",
         "minLength": 1,
         "maxLength": limits.NOTE_CHARS_MAX,
-        "pattern": r"^[^\x00]*[^\s\x00][^\x00]*$",
-        "description": "A text that is not blank, without NUL.",
+        "pattern": f"^{_NOTE_PATTERN}$",
+        "description": "One line that is not blank, without control and direction characters.",
     },
 )
 OPERATION_ID: Parser[str] = Parser(
