@@ -184,6 +184,31 @@ DROP TABLE fencepost_ownership;
 
 ALTER TABLE fencepost_ownership_next RENAME TO fencepost_ownership;
 
+SELECT json(CASE WHEN (SELECT group_concat(name) FROM pragma_table_info('fencepost_audit'))
+  = 'sequence,action,principal_kind,principal_id,subject,note,before,after,write_token,at_ms'
+  THEN '{}' ELSE 'another shape' END);
+
+CREATE TABLE fencepost_audit_next (
+  sequence INTEGER PRIMARY KEY,
+  -- A verb.
+  action TEXT NOT NULL CHECK (length(action) BETWEEN 1 AND 64),
+  principal_kind TEXT NOT NULL CHECK (principal_kind IN ('human', 'service', 'agent', 'system')),
+  principal_id TEXT NOT NULL,
+  -- The fence, a key, a run: what it was done to.
+  subject TEXT NOT NULL,
+  note TEXT,
+  before TEXT CHECK (json_valid(before)),
+  after TEXT CHECK (json_valid(after)),
+  write_token TEXT NOT NULL,
+  at_ms INTEGER NOT NULL
+) STRICT;
+
+INSERT INTO fencepost_audit_next (sequence, action, principal_kind, principal_id, subject, note, before, after, write_token, at_ms) SELECT sequence, action, principal_kind, principal_id, subject, note, before, after, write_token, at_ms FROM fencepost_audit;
+
+DROP TABLE fencepost_audit;
+
+ALTER TABLE fencepost_audit_next RENAME TO fencepost_audit;
+
 CREATE TABLE IF NOT EXISTS fencepost_subjects (
   principal_kind TEXT NOT NULL,
   principal_id TEXT NOT NULL,

@@ -10,10 +10,10 @@ import json
 from typing import Any, NamedTuple
 
 from fencepost import errors
-from fencepost.identifiers import Principal
+from fencepost.identifiers import Deed, Principal
 from fencepost.storage.d1 import Database
 from fencepost.storage.rows import Row
-from fencepost.storage.sql import Statement
+from fencepost.storage.sql import Parameter, Statement
 
 
 class Entry(NamedTuple):
@@ -69,6 +69,45 @@ WHERE sequence > (SELECT MAX(sequence) - 1000 FROM fencepost_audit) AND write_to
 def receipt(token: str) -> Statement:
     """The receipt of an audited act, if it is among the last thousand. Also reads its `after`."""
     return Statement(_RECEIPT, token=token)
+
+
+# Each decides nothing: guarded by the token of the write, to a run of another principal.
+_OF_RUN = f"""
+INSERT {INTO}
+SELECT :verb, :operator_kind, :operator_id, run_id, NULL, NULL,
+  json_object('status', status, 'generation', generation), :token, updated_at_ms
+FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token
+  AND NOT (principal_kind = :operator_kind AND principal_id = :operator_id)
+"""
+_OF_STEP = f"""
+INSERT {INTO}
+SELECT :verb, :operator_kind, :operator_id, run.run_id, NULL, NULL,
+  json_object('operation', operation_id, 'state', step.state, 'generation', run.generation),
+  :token, step.updated_at_ms
+FROM fencepost_operations AS step JOIN fencepost_runs AS run USING (run_id)
+WHERE step.run_id = :run_id AND step.operation_id = :operation_id AND step.write_token = :token
+  AND NOT (principal_kind = :operator_kind AND principal_id = :operator_id)
+"""
+
+
+def of_run(db: Database, run_id: str, token: str) -> list[Statement]:
+    """The audit of a write to a run, in its batch, if an operator asks and the run is another's."""
+    if db.deed is None:
+        return []
+    return [Statement(_OF_RUN, **_deed(db.deed), run_id=run_id, token=token)]
+
+
+def of_step(db: Database, run_id: str, operation_id: str, token: str) -> list[Statement]:
+    """As `of_run`, of a write to an operation."""
+    if db.deed is None:
+        return []
+    what = {"run_id": run_id, "operation_id": operation_id, "token": token}
+    return [Statement(_OF_STEP, **_deed(db.deed), **what)]
+
+
+def _deed(deed: Deed) -> dict[str, Parameter]:
+    kind, id = deed.operator
+    return {"verb": deed.verb, "operator_kind": kind, "operator_id": id}
 
 
 _PAGE = "SELECT * FROM fencepost_audit WHERE sequence > :after ORDER BY sequence LIMIT :limit"

@@ -246,7 +246,7 @@ async def _attempt(
     intent = writes.Write(statements, reads, write_receipt(run_id, token))
     try:
         records = requests.of_run(db, run_id, token, Outcome.BOUND)
-        written = await requests.write(db, intent, token, records)
+        written = await requests.write(db, intent, (token,), records)
     except errors.MissingTable:
         await read(db, run_id, viewer)
         raise

@@ -300,7 +300,7 @@ FROM ({lineage.ROOT}) AS root
 WHERE changes() > 0 AND NOT (root.kind = :principal_kind AND root.who = :principal_id)
 """
 
-# Decides nothing: guarded, member by member, by the token of the request.
+# Decides nothing: guarded, member by member, by the token of the request, which may be tried again.
 _REQUESTED_OF_LINEAGE = f"""
 INSERT INTO fencepost_ownership (run_id, sequence, type, generation, write_token, at_ms,
   principal_kind, principal_id)
@@ -309,6 +309,8 @@ SELECT run_id,
     WHERE fact.run_id = fencepost_runs.run_id), 0),
   'cancel-requested', generation, :token, updated_at_ms, :requester_kind, :requester_id
 FROM fencepost_runs WHERE run_id IN ({lineage.LIVE_MEMBERS}) AND write_token = :token
+  AND NOT EXISTS (SELECT 1 FROM fencepost_ownership AS said
+    WHERE said.run_id = fencepost_runs.run_id AND said.write_token = :token)
 """
 
 # Members that the request ends, since nobody would see it.
@@ -356,7 +358,7 @@ async def cancel_lineage(
         nonlocal won
         write, records = _lineage_write(db, run_id, viewer, requester, token, now_ms)
         try:
-            written = await requests.write(db, write, token, records)
+            written = await requests.write(db, write, (token,), records)
         except errors.MissingTable:
             await read(db, run_id, viewer)
             raise
@@ -365,7 +367,7 @@ async def cancel_lineage(
         if waiting.rows and not db.replay:
             for member in map(Run.from_row, waiting.rows):
                 where = (member.run_id, viewer, requester, token)
-                ended = await _cancel(db, *where, (), member, now_ms)
+                ended = await _cancel(db, *where, records, member, now_ms)
                 won = won or ended.outcome is Outcome.CANCEL_REQUESTED
             return None
         if won:

@@ -263,6 +263,7 @@ async def _activate(
         *(run_id, viewer, now_ms),
         receipt=Statement(_ACTIVATION_RECEIPT, run_id=run_id, token=token, changed=changed),
         records=records,
+        also=(changed,),
         could_win=lambda run: _claims(run, owner, claimed_at_ms),
     )
     return back, changed

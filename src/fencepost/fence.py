@@ -188,7 +188,8 @@ class FenceOutcome(StrEnum):
 _MATERIALISE = f"""
 INSERT INTO fencepost_fence (id, state, revision, updated_at_ms)
 SELECT 'deployment', 'open', 0, COALESCE(:now_ms, {NOW_MS})
-WHERE :expected = 'open' AND (:revision IS NULL OR :revision = 0) ON CONFLICT (id) DO NOTHING
+WHERE :expected = 'open' AND (:revision IS NULL OR :revision = 0) AND {requests.UNUSED}
+ON CONFLICT (id) DO NOTHING
 """
 
 # Decides: the fence is in the expected state, at the expected revision if one is given.
@@ -228,13 +229,13 @@ async def transition(
     records = requests.of_audited(db, token, FenceOutcome.MOVED)
     try:
         await db.ready(creating=True)
-        written = await requests.write(db, intent, token, records)
+        written = await requests.write(db, intent, (token,), records)
     except errors.NOT_READY:
         gate = await read(db)
         if gate.state is not command.expected or command.revision not in (None, gate.revision):
             return FenceOutcome.CONFLICT, gate
         await db.bring_schema_forward()
-        written = await requests.write(db, intent, token, records)
+        written = await requests.write(db, intent, (token,), records)
     if db.replay:
         [left] = written.rows
         known = (command.next, left["revision"], command.proof_key, None, left["at_ms"])
@@ -247,8 +248,9 @@ def _transition_write(
     db: Database, principal: Principal, command: FenceCommand, token: str, now_ms: int | None
 ) -> writes.Write:
     expected, revision = command.expected, command.revision
+    keyed = requests.params(db)
     statements = [
-        Statement(_MATERIALISE, expected=expected, revision=revision, now_ms=now_ms),
+        Statement(_MATERIALISE, expected=expected, revision=revision, now_ms=now_ms, **keyed),
         Statement(
             _AUDIT_TRANSITION,
             principal_kind=principal.kind,
@@ -258,7 +260,7 @@ def _transition_write(
             next=command.next,
             token=token,
             now_ms=now_ms,
-            **requests.params(db),
+            **keyed,
         ),
         Statement(
             _TRANSITION,

@@ -59,6 +59,15 @@ class KeyedRequest(NamedTuple):
     fingerprint: str
 
 
+class Deed(NamedTuple):
+    """That an operator sends the request, and its verb. A write to another principal's run is
+    audited (`audit.of_run`).
+    """
+
+    operator: Principal
+    verb: str
+
+
 class Replay(NamedTuple):
     """That a keyed request had its effect before: its outcome then, and the token of its write."""
 

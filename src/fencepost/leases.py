@@ -390,6 +390,7 @@ async def commit(
 _CONCLUDE = f"""
 UPDATE fencepost_operations SET state = 'committed', outcome = :outcome,
   lease_expires_at_ms = NULL, cause = NULL,
+  generation = (SELECT generation FROM fencepost_runs WHERE run_id = :run_id),
   write_token = :token, updated_at_ms = MAX(updated_at_ms, COALESCE(:now_ms, {NOW_MS}))
 WHERE run_id = :run_id AND operation_id = :operation_id AND {_OURS} AND lease_token = :lease_token
   AND ((state = 'running' AND NOT {_HOLDS}) OR cause = 'lapse') AND {requests.UNUSED}

@@ -337,7 +337,7 @@ async def verb(db: Database, step: Step, write: StepWrite | None, now_ms: int | 
     try:
         statements, receipt, _, decides, token, records = write or _NOTHING
         intent = writes.Write(statements, reads, receipt, decides=decides, could_win=could_win)
-        written = await requests.write(db, intent, token, records)
+        written = await requests.write(db, intent, (token,), records)
     except errors.MissingTable:
         await snapshot.read(db, step.run_id, step.viewer)
         raise

@@ -98,7 +98,7 @@ async def release(
         token, seen = mint_token(), (run.head, run.cancel_requested_at_ms)
         intent = _write(db, held, run, owner, generation, token, now_ms)
         records = requests.of_run(db, run.run_id, token, Outcome.RELEASED)
-        written = await requests.write(db, intent, token, records)
+        written = await requests.write(db, intent, (token,), records)
         held, run = reservation.found(written.reads, viewer)
         if written.won:
             return Outcome.RELEASED, held, run

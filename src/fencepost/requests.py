@@ -21,7 +21,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from fencepost import errors, journal
+from fencepost import audit, errors, journal
 from fencepost.identifiers import KeyedRequest, Principal, Replay
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
@@ -73,7 +73,9 @@ def keyed(
     """
     run_id, members = params.get("run_id", ""), dict(body) if isinstance(body, dict) else {}
     members.pop("head_hint", None)
-    asked = {"path": {**params, "run_id": run_id}, "body": members}
+    # The names of operations ignore case.
+    path = {name: value.lower() if name == "op" else value for name, value in params.items()}
+    asked = {"path": {**path, "run_id": run_id}, "body": members}
     return KeyedRequest(run_id, principal, viewer, key, verb, journal.digest(asked))
 
 
@@ -115,24 +117,27 @@ def recorded(db: Database, outcome: str) -> dict[str, Parameter]:
 
 
 def of_run(db: Database, run_id: str, token: str, outcome: str, **more: Any) -> list[Statement]:
-    """The record of a write to a run; none for a request without a key.
+    """What a write to a run leaves beside its effect: the record, if the request has a key, and the
+    audit, if an operator asks and the run is another's.
 
     The answer holds `generation`, `claimed_at_ms` and `at_ms`, and what is given in `more`.
     """
+    audited = audit.of_run(db, run_id, token)
     if db.request is None:
-        return []
+        return audited
     what = {"run_id": run_id, "token": token, "more": json.dumps(more)}
-    return [Statement(_OF_RUN, **recorded(db, outcome), **what)]
+    return [Statement(_OF_RUN, **recorded(db, outcome), **what), *audited]
 
 
 def of_step(
     db: Database, run_id: str, operation_id: str, token: str, outcome: str
 ) -> list[Statement]:
-    """The record of a write to an operation; its answer holds `lease_token` and `generation`."""
+    """As `of_run`, of a write to an operation; the answer holds `lease_token` and `generation`."""
+    audited = audit.of_step(db, run_id, operation_id, token)
     if db.request is None:
-        return []
+        return audited
     what = {"run_id": run_id, "operation_id": operation_id, "token": token}
-    return [Statement(_OF_STEP, **recorded(db, outcome), **what)]
+    return [Statement(_OF_STEP, **recorded(db, outcome), **what), *audited]
 
 
 def of_audited(db: Database, token: str, outcome: str) -> list[Statement]:
@@ -200,27 +205,36 @@ def _is_object(text: str) -> bool:
 
 
 async def write(
-    db: Database, intent: writes.Write, token: str, records: Sequence[Statement]
+    db: Database, intent: writes.Write, tokens: tuple[str, ...], records: Sequence[Statement]
 ) -> writes.Written:
-    """`writes.write`, with what records the request in the same batch.
+    """`writes.write`, with the `records` of `of_run` and others in the same batch.
 
     If the request had its effect before, nothing is written, and the rows are those of that time.
-    `token` is that of this attempt. Raises Conflict as `replayed`.
+    `tokens` are those of this attempt: a write that wins has left one of them. Raises Conflict as
+    `replayed`.
     """
+    if intent.statements:
+        intent = intent._replace(statements=[*intent.statements, *records])
     if db.request is None:
-        return await writes.write(db, intent)
+        return _noted(db, await writes.write(db, intent), tokens)
     could_win = intent.could_win
     written = await writes.write(
         db,
         intent._replace(
-            statements=[*intent.statements, *records] if intent.statements else [],
             reads=[*intent.reads, *look(db)],
             could_win=lambda reads: not reads[-1].rows and could_win(reads[:-1]),
         ),
     )
     before, reads = written.reads[-1].rows, written.reads[:-1]
-    if before and before[0]["write_token"] == token:
-        return writes.Written(written.rows or [_answer(before[0])], reads)
+    if before and before[0]["write_token"] in tokens:
+        mine = writes.Written(written.rows or [_answer(before[0])], reads)
+        return _noted(db, mine, tokens)
     if before:
         return writes.Written(replayed(db, written.reads), reads)
-    return writes.Written(written.rows, reads)
+    return _noted(db, writes.Written(written.rows, reads), tokens)
+
+
+def _noted(db: Database, written: writes.Written, tokens: tuple[str, ...]) -> writes.Written:
+    if written.won and tokens:
+        db.won_token = tokens[0]
+    return written

@@ -249,7 +249,9 @@ async def find_for_request(
     """As `find`; and what a keyed request was answered before, if it was (`requests.replayed`)."""
     try:
         results = await db.read([*find_statements(key, now_ms), *requests.look(db)])
-    except errors.MissingTable:
+    except errors.MissingTable as missing:
+        if missing.table == requests.TABLE:
+            raise
         raise not_found() from None
     return *found(results, viewer), requests.replayed(db, results)
 

@@ -116,7 +116,9 @@ async def _look_for_request(db: Database, key: str, now_ms: int | None) -> tuple
     """As `look`; and what a keyed request was answered before, if it was (`requests.replayed`)."""
     try:
         results = await db.read([*_look_statements(key, now_ms), *requests.look(db)])
-    except errors.MissingTable:
+    except errors.MissingTable as missing:
+        if missing.table == requests.TABLE:
+            raise
         raise reservation.not_found() from None
     return _look(results, None), requests.replayed(db, results)
 
@@ -212,7 +214,7 @@ async def resolve(
     token = mint_token()
     intent = _write(db, found, operator, resolution, token, now_ms)
     records = requests.of_audited(db, token, Outcome.RESOLVED)
-    written = await requests.write(db, intent, token, records)
+    written = await requests.write(db, intent, (token,), records)
     after = _look(written.reads, None)
     if written.won:
         return Outcome.RESOLVED, after

@@ -94,11 +94,12 @@ _DELETE_RUNS = f"DELETE FROM fencepost_runs WHERE run_id IN ({_CHUNK_RUNS})"
 _DELETE_RESERVATIONS = f"DELETE FROM fencepost_reservations WHERE key IN ({_CHUNK_RESERVATIONS})"
 
 # Decides nothing: guarded as the rest. Adds up over the chunks of a keyed request. There may be
-# more if a chunk was full.
+# more if the `:last` chunk that the limit allows was full.
 _RECORD = f"""
 INSERT {requests.INTO} json_object('runs', after ->> 'runs', 'reservations',
-  after ->> 'reservations', 'more', json(CASE WHEN after ->> 'runs' = :size
-    OR after ->> 'reservations' = :size THEN 'true' ELSE 'false' END)), :request_token, at_ms
+  after ->> 'reservations', 'more', json(CASE WHEN :last = 1 AND
+    (after ->> 'runs' = :size OR after ->> 'reservations' = :size) THEN 'true' ELSE 'false' END)),
+  :request_token, at_ms
 FROM fencepost_audit WHERE {audit.IS_LAST} AND write_token = :token
 ON CONFLICT DO UPDATE SET answer = json_object(
   'runs', (answer ->> 'runs') + (excluded.answer ->> 'runs'),
@@ -131,7 +132,8 @@ async def purge(
         request_token = mint_token()
         while limit > 0:
             size = min(limit, limits.PURGE_CHUNK_ROWS)
-            chunk = _chunk(db, principal, retention, size, request_token, now_ms)
+            last = size == limit
+            chunk = _chunk(db, principal, retention, size, request_token, last, now_ms)
             written = await writes.write(db, chunk)
             if not written.won:
                 first = runs + reservations == 0
@@ -142,7 +144,9 @@ async def purge(
             limit -= size
             if max(due["runs"], due["reservations"]) < size:
                 return Purged(runs, reservations, more=False)
-    except errors.MissingTable:
+    except errors.MissingTable as missing:
+        if missing.table == requests.TABLE:
+            raise
         return Purged(runs, reservations, more=False)
     return Purged(runs, reservations, more=True)
 
@@ -158,6 +162,7 @@ def _chunk(
     retention: Retention,
     size: int,
     request_token: str,
+    last: bool,
     now_ms: int,
 ) -> writes.Write:
     token, keep_key_days = mint_token(), max(retention.key_days, retention.run_days)
@@ -177,5 +182,5 @@ def _chunk(
     ]
     if db.request is not None:
         record = {**requests.recorded(db, "purged"), "request_token": request_token}
-        statements.append(Statement(_RECORD, **record, size=size, token=token))
+        statements.append(Statement(_RECORD, **record, size=size, last=int(last), token=token))
     return writes.Write(statements, requests.look(db), audit.receipt(token))

@@ -267,13 +267,15 @@ async def verb(
     *,
     receipt: Statement | None = None,
     records: Sequence[Statement] = (),
+    also: tuple[str, ...] = (),
     could_win: Callable[[Run], bool] = lambda run: not run.ended,
 ) -> RunReadBack:
     """Run a verb's statements, which write `token`, and read the run back, in one batch.
 
-    `records`: what records a keyed request; one that had its effect before has won, and writes
-    nothing. `could_win` judges the run as it is read after a lost reply (`writes.Write`). Without
-    statements it only reads. Raises NotFound when the run is not there, or is another principal's,
+    `also`: further tokens that it may write instead. `records`: what it leaves beside its effect
+    (`requests.of_run`). A keyed request that had its effect before has won, and writes nothing.
+    `could_win` judges the run as it is read after a lost reply (`writes.Write`). Without statements
+    it only reads. Raises NotFound when the run is not there, or is another principal's,
     and Conflict (IDEMPOTENCY_KEY_REUSED).
     """
 
@@ -285,7 +287,7 @@ async def verb(
         statements, reads, receipt or write_receipt(run_id, token), could_win=open_still
     )
     try:
-        written = await requests.write(db, intent, token, records)
+        written = await requests.write(db, intent, (token, *also), records)
     except errors.MissingTable:
         await read(db, run_id, viewer)
         raise

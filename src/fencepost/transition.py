@@ -159,6 +159,7 @@ async def transition(
 
     result = await races.until_decided(db, attempt)
     if result.outcome is Outcome.FENCE_LOST and await _ended_so_before(db, result.run, change):
+        db.won_token = result.run.write_token
         return VerbResult(Outcome.TRANSITIONED, result.run)
     return result
 

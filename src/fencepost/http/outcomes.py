@@ -171,23 +171,28 @@ def settled_reply(
 # --- Verbs on a run ----------------------------------------------------------------------
 
 
-def run_json(request: Request, run: Run) -> shown.RunJson | shown.RunSummaryJson:
+def run_json(
+    request: Request, run: Run, *, as_owner: bool = True
+) -> shown.RunJson | shown.RunSummaryJson:
     """The run that a verb answers with.
 
-    State and result go out with scope `read`, and to the owner whose verb won. A replay shows the
-    run as it is now, which another process may hold: no owner's nonce but the caller's; and content
-    without scope `read` only to whoever holds the run, or was the last to write to it.
+    State and result go out with scope `read`, and to the owner whose verb won (`as_owner`), while
+    it holds the run or was the last to write to it. A replay shows the run as it is now, which
+    another process may hold: no owner's nonce but the caller's.
     """
-    replay = request.db.replay
-    mine = request.owner is not None
-    if replay is not None:
-        mine = run.write_token == replay.write_token or (mine and run.owner == request.owner)
+    db, owner = request.db, request.owner
+    wrote = db.won_token if db.replay is None else db.replay.write_token
+    mine = owner is not None and as_owner and (run.owner == owner or run.write_token == wrote)
     shape = (
         serialize.run_json(run)
         if mine or "read" in request.scopes
         else serialize.run_json(run, content=False)
     )
-    return shape if replay is None else serialize.without_nonces(shape, request.owner)
+    return shape if db.replay is None else serialize.without_nonces(shape, owner)
+
+
+# Wins of processes that do not own the run by them.
+_CLAIMANTS = frozenset({Outcome.CLAIMED, Outcome.STOLEN, Outcome.ABANDONED, Outcome.RECOVERED})
 
 
 def verb_reply(request: Request, result: VerbResult) -> Reply[shown.VerbAnswerJson]:
@@ -195,7 +200,8 @@ def verb_reply(request: Request, result: VerbResult) -> Reply[shown.VerbAnswerJs
     if result.outcome in LOSSES:
         raise loss(request, result)
     run = result.run
-    body: shown.VerbAnswerJson = {"outcome": result.outcome, "run": run_json(request, run)}
+    shape = run_json(request, run, as_owner=result.outcome not in _CLAIMANTS)
+    body: shown.VerbAnswerJson = {"outcome": result.outcome, "run": shape}
     if result.granted is not None:
         body["granted"] = _granted_json(result.granted)
     if result.beaten_by is not None:

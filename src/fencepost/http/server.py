@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 from fencepost import errors, limits, requests, retention, settings
 from fencepost.http import auth, forms, queries, routes
 from fencepost.http.exchange import Reply, Request, Route
-from fencepost.identifiers import Principal
+from fencepost.identifiers import Deed, Principal
 from fencepost.storage.d1 import Database, SchemaMemory
 from fencepost.storage.event_loop import promptly
 
@@ -63,10 +63,18 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
         return problem_reply(errors.FencepostError("The service failed on this request.")), pattern
 
 
+# Audited by themselves.
+_AUDITED = ("cancel", "lineage/cancel")
+
+
 def _name(request: Request, route: Route[Any], body: Any) -> None:
-    """Give the database the name of a request that has a key, on a route that takes one."""
+    """Tell the database who asks, on a route that takes a key: which renewals do not."""
     if queries.REQUEST_KEY not in route.headers:
         return
+    if request.viewer is None and route.verb not in _AUDITED:
+        request.db.deed = Deed(
+            request.sender, route.verb.replace("{op}/", "").replace("{key}/", "")
+        )
     if (key := queries.REQUEST_KEY.of(request)) is not None:
         who = (request.sender, request.viewer)
         request.db.request = requests.keyed(key, *who, route.verb, request.params, body)

@@ -137,15 +137,25 @@ _OPERATIONS_2 = Earlier(
     fills=(("cause", "CASE WHEN state = 'interrupted' THEN 'lapse' END"),),
 )
 
+# Before every write of an operator to another principal's run was audited.
+_AUDIT_1 = Earlier(
+    "fencepost_audit",
+    "9aa1ad0e82e25055107e35b6f9612c6d9d098e09f3a8f726b0f676e75aee1ba1",
+    (
+        *("sequence", "action", "principal_kind", "principal_id", "subject", "note"),
+        *("before", "after", "write_token", "at_ms"),
+    ),
+)
+
 # The earlier shapes of a database, oldest first: those of its tables that differ from the present
 # ones. A table that was added later is missing there. An index belongs to its table.
 MIGRATIONS = {
     "1-starts": (_FENCE_1, _RESERVATIONS_1, _RUNS_1, _EVENTS_1, _OWNERSHIP_1),
-    "2-operators": (_FENCE_2, _RESERVATIONS_1, _RUNS_1, _EVENTS_1, _OWNERSHIP_1),
-    "3-ownership": (_FENCE_2, _RESERVATIONS_1, _RUNS_3, _EVENTS_1, _OWNERSHIP_1),
-    "4-history": (_FENCE_2, _EVENTS_1, _OWNERSHIP_1, _OPERATIONS_1),
-    "5-tokens": (_FENCE_2, _OWNERSHIP_1, _OPERATIONS_1),
-    "6-grants": (_FENCE_2, _OPERATIONS_2),
+    "2-operators": (_FENCE_2, _RESERVATIONS_1, _RUNS_1, _EVENTS_1, _OWNERSHIP_1, _AUDIT_1),
+    "3-ownership": (_FENCE_2, _RESERVATIONS_1, _RUNS_3, _EVENTS_1, _OWNERSHIP_1, _AUDIT_1),
+    "4-history": (_FENCE_2, _EVENTS_1, _OWNERSHIP_1, _OPERATIONS_1, _AUDIT_1),
+    "5-tokens": (_FENCE_2, _OWNERSHIP_1, _OPERATIONS_1, _AUDIT_1),
+    "6-grants": (_FENCE_2, _OPERATIONS_2, _AUDIT_1),
 }
 
 # Of the tables that the oldest shape lacks: the first shape that has them.

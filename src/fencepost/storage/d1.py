@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fencepost import errors, limits
-from fencepost.identifiers import KeyedRequest, Replay, is_well_formed
+from fencepost.identifiers import Deed, KeyedRequest, Replay, is_well_formed
 from fencepost.storage import failures
 from fencepost.storage.event_loop import promptly
 from fencepost.storage.sql import Parameter, Statement
@@ -46,7 +46,7 @@ class Database:
     `round_trips`, `statements_sent`, `rows_read`, `rows_written` and `elapsed_ms` (milliseconds)
     add up over its batches. Reads always go to the primary, never to a replica.
     `request` is the keyed request that is answered, and `replay` says that it had its effect
-    before (`requests`).
+    before (`requests`). `deed` names the operator who asks, if one does (`audit`).
     """
 
     def __init__(
@@ -59,6 +59,9 @@ class Database:
         self._schema = schema
         self.request = request
         self.replay: Replay | None = None
+        self.deed: Deed | None = None
+        # The token of the write that won, also of one whose reply was lost.
+        self.won_token: str | None = None
         self.round_trips = 0
         self.statements_sent = 0
         self.rows_read = 0

@@ -41,6 +41,12 @@ class Statement:
         except KeyError:
             raise _mismatch(compiled.names, values) from None
 
+    def within(self, before: str, after: str) -> Statement:
+        """This statement between two texts, with the same values."""
+        outer = Statement("SELECT 1")
+        outer.sql, outer.params = f"{before}{self.sql.strip()}{after}", self.params
+        return outer
+
     def __repr__(self) -> str:
         return f"Statement({self.sql!r}, {len(self.params)} values)"
 

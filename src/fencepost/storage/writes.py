@@ -1,11 +1,12 @@
 """Writes whose reply may be lost. A lost reply never starts a second execution.
 
 Every mutation goes through `write` (docs/guarantees.md). Each attempt has its own token, which is
-stored in the rows that it writes. Every statement of a batch is conditional, so that sending the
-batch again is always safe. When D1's reply is lost:
+stored in the rows that it writes. A batch is sent again only together with a look for that token,
+which takes the batch back if the first one has landed by then. When D1's reply is lost:
 
     found on reading back               branch                      then
     this attempt's token                landed                      the write won
+    its token, when it is sent again     landed                      the write won
     another token, or none, and rows
     in which it can only lose           decided                     the write lost
     else the batch is sent once more
@@ -105,21 +106,37 @@ async def _run(db: Database, intent: Write) -> Written:
     return Written(results[intent.decides].rows, results[len(intent.statements) :])
 
 
+# An error in a SELECT takes the whole batch back. Its message has the marker.
+_MARKER = "FENCEPOST_LANDED"
+_UNLESS_LANDED = ("SELECT CASE WHEN EXISTS (", f") THEN json_extract('{{}}', '{_MARKER}') END")
+
+
 async def _again(db: Database, intent: Write, lost: errors.Unknown) -> Written:
-    """Send the same statements once more. The receipt also finds a first attempt that commits late.
+    """Send the same statements once more, unless the first attempt has committed since it was
+    looked for: then nothing of the second one happens, and the first has landed.
 
     Even a definite failure of the second attempt says nothing about the first, so it is Unknown.
     """
-    statements = [*intent.statements, *intent.reads, intent.receipt]
+    unless_landed = intent.receipt.within(*_UNLESS_LANDED)
     try:
-        results = await db.batch(statements)
-    except errors.StorageError:
+        _, *results = await db.batch([unless_landed, *intent.statements, *intent.reads])
+    except errors.StorageError as failure:
+        if _MARKER in failure.message:
+            return await _landed_late(db, intent, lost)
         raise _unreadable(db, lost) from lost
-    rows = results[intent.decides].rows or results[-1].rows
-    written = Written(rows, results[len(intent.statements) : -1])
+    written = Written(results[intent.decides].rows, results[len(intent.statements) :])
     again = Branch.REINSERTED if intent.inserts else Branch.REISSUED
     db.branch = again if written.won else Branch.REFUSED
     return written
+
+
+async def _landed_late(db: Database, intent: Write, lost: errors.Unknown) -> Written:
+    try:
+        results = await db.read([*intent.reads, intent.receipt])
+    except errors.StorageError:
+        raise _unreadable(db, lost) from lost
+    db.branch = Branch.LANDED
+    return Written(results[-1].rows, results[:-1])
 
 
 def _unreadable(db: Database, lost: errors.Unknown) -> errors.Unknown:
