@@ -283,3 +283,20 @@ def test_looking_for_damage_writes_nothing(client: Client, sql: Sql) -> None:
     assert sql.dump() == before
     for path in ("events", "integrity"):
         assert client.as_("bob").get(f"/v1/runs/{run['run_id']}/{path}").status_code == 404
+
+
+def test_a_page_ends_at_four_mebibytes_and_its_cursor_goes_on(client: Client) -> None:
+    run = client.started()
+    path, big = f"/v1/runs/{run['run_id']}/events", "x" * 900_000
+    for n in range(11):
+        client.post(path, {"type": "noted", "payload": [n, big]}).raise_for_status()
+    seen: list[int] = []
+    cursor: str | None = ""
+    pages = 0
+    while cursor is not None:
+        answer = client.get(path, params={"limit": 200, "cursor": cursor})
+        assert len(answer.content) < 4_194_304 + 1_000_000
+        seen += [event["sequence"] for event in answer.json()["items"]]
+        cursor, pages = answer.json()["cursor"], pages + 1
+    assert (seen, pages) == (list(range(1, 13)), 3)
+    assert client.get(f"/v1/runs/{run['run_id']}/integrity").json()["events"] == 12

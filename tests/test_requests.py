@@ -385,3 +385,54 @@ def test_an_end_does_not_converge_for_a_claimant_whose_claim_it_ended(
     COMPLETE(client, run, {}).raise_for_status()
     late = COMPLETE(client, {**run, "owner": thief}, {})
     assert (late.status_code, late.json()["outcome"]) == (409, "fence_lost")
+
+
+# --- What an attack found ----------------------------------------------------------------
+
+
+def test_a_cancel_of_a_lineage_that_was_cut_off_is_remembered_with_its_last_round(
+    client: Client, sql: Sql
+) -> None:
+    lineage, key = new_key("lineage"), {"Idempotency-Key": new_key()}
+    running = client.started(lineage={"id": lineage, "round": 1})
+    waiting = client.started(lineage={"id": lineage, "round": 2})
+    body = {"owner": waiting["owner"]}
+    client.post(f"/v1/starts/{waiting['key']}/release", body).raise_for_status()
+    path = f"/v1/runs/{running['run_id']}/lineage/cancel"
+    cut_off = client.post(path, {}, headers={**key, "X-Local-Fault": "pass,lost,lost"})
+    assert cut_off.json()["code"] == "WRITE_OUTCOME_UNKNOWN"
+    again = client.post(path, {}, headers=key)
+    assert (again.status_code, again.json()["outcome"]) == (200, "cancel_requested")
+    for run in (running, waiting):
+        facts = client.get(f"/v1/runs/{run['run_id']}/ownership").json()["items"]
+        assert [fact["type"] for fact in facts].count("cancel-requested") == 1
+
+
+def test_an_answer_after_a_lost_reply_shows_no_content_of_another_process(
+    client: Client, sql: Sql
+) -> None:
+    run, other = client.started(), an_owner()
+    client.verb(run, "transition", to="running", state="s-3-cr-3-t").raise_for_status()
+    rival = spelled(by("other", "own"), {**run, "other": other})
+    headers = {
+        "Idempotency-Key": new_key(),
+        "X-Local-Fault": "pass,lost",
+        "X-Local-Rival": rival,
+    }
+    answer = SUSPEND(client.as_("worker"), run, headers)
+    assert (answer.status_code, answer.json()["outcome"]) == (200, "transitioned")
+    assert answer.json()["run"]["owner"]["host_id"] == other["host_id"]
+    assert "s-3-cr-3-t" not in answer.text
+
+
+def test_a_keyed_fence_command_that_is_refused_writes_no_fence(client: Client, sql: Sql) -> None:
+    sql("DELETE FROM fencepost_fence")
+    operator, key = client.as_("operator"), {"Idempotency-Key": new_key()}
+    run = client.started()
+    COMPLETE(client, run, {}).raise_for_status()
+    sql("UPDATE fencepost_runs SET finished_at_ms = 5 WHERE run_id = ?1", run["run_id"])
+    operator.post("/v1/retention/purge", {}, headers=key).raise_for_status()
+    body = {"expected": "open", "next": "draining"}
+    answer = operator.post("/v1/fence/transitions", body, headers=key)
+    assert (answer.status_code, answer.json()["code"]) == (422, "IDEMPOTENCY_KEY_REUSED")
+    assert not sql("SELECT 1 FROM fencepost_fence")

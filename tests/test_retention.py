@@ -144,12 +144,8 @@ def test_a_purge_that_is_cut_off_leaves_nothing_half_deleted(
     assert [remains(sql, run) for run in runs] == [set()] * 3
 
 
-@pytest.mark.anyio
-async def test_a_large_purge_goes_in_chunks_within_the_limits(
-    client: Client, sql: Sql, db: BridgeDatabase
-) -> None:
-    run = ended(client, sql)
-    copies = 2 * limits.PURGE_CHUNK_ROWS + 10
+def copied(sql: Sql, run: Json, copies: int) -> None:
+    """So many more runs like this one, with all of their rows."""
     for table in TABLES:
         names = [
             row["name"] for row in sql(f"SELECT name FROM pragma_table_info('fencepost_{table}')")
@@ -161,6 +157,15 @@ async def test_a_large_purge_goes_in_chunks_within_the_limits(
             f"SELECT {values} FROM fencepost_{table}, counted WHERE run_id = ?1",
             run["run_id"],
         )
+
+
+@pytest.mark.anyio
+async def test_a_large_purge_goes_in_chunks_within_the_limits(
+    client: Client, sql: Sql, db: BridgeDatabase
+) -> None:
+    run = ended(client, sql)
+    copies = 2 * limits.PURGE_CHUNK_ROWS + 10
+    copied(sql, run, copies)
     cron = Principal("system", "cron")
     purged = await retention.purge(db, cron, Retention(), limits.PURGE_ROWS_DEFAULT)
     assert (purged.runs, purged.more) == (copies + 1, False)
@@ -168,6 +173,13 @@ async def test_a_large_purge_goes_in_chunks_within_the_limits(
     assert sql("SELECT COUNT(*) AS n FROM fencepost_operations") == [{"n": 0}]
     # One look at the clock, three chunks that delete; the last is not full, so nothing is left.
     assert db.round_trips == 4
+
+
+def test_2500_runs_that_are_due_are_gone_after_one_cron(client: Client, sql: Sql) -> None:
+    copied(sql, ended(client, sql), 2_499)
+    client.http.get("/cdn-cgi/handler/scheduled").raise_for_status()
+    for table in TABLES:
+        assert sql(f"SELECT COUNT(*) AS n FROM fencepost_{table}") == [{"n": 0}], table
 
 
 @pytest.mark.anyio

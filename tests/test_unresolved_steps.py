@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers import Client, Json, Sql, acquired, an_owner
+from helpers import Client, Json, Sql, a_start, acquired, an_owner
 
 Lapse = Callable[[Client, Sql, Json], Json]
 
@@ -113,3 +113,18 @@ def test_what_its_holder_ended_is_not_unresolved(client: Client) -> None:
 def test_a_step_that_was_never_leased_cannot_be_concluded(client: Client) -> None:
     answer = client.operation(client.started(), "conclude", token="t", outcome=1)  # noqa: S106
     assert (answer.status_code, answer.json()["code"]) == (404, "OPERATION_NOT_FOUND")
+
+
+def test_a_conclusion_is_work_that_was_recorded(client: Client, sql: Sql) -> None:
+    run = client.started()
+    token = acquired(client, run)["lease"]["token"]
+    sql.lapse(run["run_id"])
+    seen = client.get(f"/v1/starts/{run['key']}").json()["seen"]
+    said = {"decision": "not_executed", "seen": seen, "note": "asked around"}
+    operator = client.as_("operator")
+    operator.post(f"/v1/starts/{run['key']}/resolve", said).raise_for_status()
+    owner = an_owner()
+    again = client.start(run["key"], a_start(owner=owner)).json()["run"]
+    client.operation(again, "conclude", token=token, outcome={"charged": True}).raise_for_status()
+    released = client.post(f"/v1/starts/{run['key']}/release", {"owner": owner})
+    assert (released.status_code, released.json()["outcome"]) == (409, "work_recorded")

@@ -85,6 +85,8 @@ export async function transition({ request, env, grant, exchange, run_id }) {
     ...viewer(grant),
     ...ownerColumns(owner),
     generation,
+    principal_kind: grant.principal.kind,
+    principal_id: grant.principal.id,
     head_hash: head.hash,
     text,
     token: mintToken(),

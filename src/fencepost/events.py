@@ -166,24 +166,41 @@ def _stored(event: Event, back: RunReadBack) -> Stored:
 
 # --- Reading -----------------------------------------------------------------------------
 
+# At most `:limit` events; and of these only as many, but at least one, as have `:bytes_max` bytes
+# of payload. `there`: how many there are up to the limit.
 _PAGE = """
-SELECT * FROM fencepost_events WHERE run_id = :run_id AND sequence > :after
-ORDER BY sequence LIMIT :limit
+SELECT event.*, there FROM (
+  SELECT sequence, bytes, SUM(bytes) OVER (ORDER BY sequence) AS total, COUNT(*) OVER () AS there
+  FROM (SELECT sequence, length(CAST(payload AS BLOB)) AS bytes FROM fencepost_events
+    WHERE run_id = :run_id AND sequence > :after ORDER BY sequence LIMIT :limit)) AS page
+JOIN fencepost_events AS event ON event.run_id = :run_id AND event.sequence = page.sequence
+WHERE total <= :bytes_max OR total = bytes
+ORDER BY event.sequence
 """
 
 
 async def page(
     db: Database, run_id: str, viewer: Principal | None, after: int, limit: int
-) -> tuple[Run, list[Stored]]:
-    """The run, and at most `limit` events after sequence `after`. Raises NotFound, RowCorrupt."""
+) -> tuple[Run, list[Stored], bool]:
+    """The run, and at most `limit` events after sequence `after`; and whether there may be more.
+
+    A page ends at limits.PAGE_BYTES_MAX of payload, and has one event at least. Raises NotFound and
+    RowCorrupt.
+    """
     run, rows = await _page(db, run_id, viewer, after, limit)
-    return run, [Stored.from_row(row) for row in rows]
+    return run, [Stored.from_row(row) for row in rows], not _is_last(rows, limit)
+
+
+def _is_last(rows: list[Row], limit: int) -> bool:
+    """Whether a page is the last one: neither its limit nor its bytes ended it."""
+    return not rows or len(rows) == rows[0]["there"] < limit
 
 
 async def _page(
     db: Database, run_id: str, viewer: Principal | None, after: int, limit: int
 ) -> tuple[Run, list[Row]]:
-    events_after = Statement(_PAGE, run_id=run_id, after=after, limit=limit)
+    place: dict[str, Parameter] = {"run_id": run_id, "after": after, "limit": limit}
+    events_after = Statement(_PAGE, **place, bytes_max=limits.PAGE_BYTES_MAX)
     try:
         run, events = await db.read([read_statement(run_id, viewer), events_after])
     except errors.MissingTable:
@@ -224,7 +241,7 @@ async def integrity(db: Database, run_id: str, viewer: Principal | None) -> Inte
         broken = history.take(rows, run.run_id)
         if broken is not None:
             return Integrity(history.count, run.head, history.head.sequence + 1, broken)
-        if len(rows) < limits.INTEGRITY_PAGE_ITEMS:
+        if _is_last(rows, limits.INTEGRITY_PAGE_ITEMS):
             break
         run, rows = await _page(
             db, run_id, viewer, history.head.sequence, limits.INTEGRITY_PAGE_ITEMS

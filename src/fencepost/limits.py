@@ -55,6 +55,8 @@ COUNT_MAX = 1_000
 ALIASES_MAX = 4
 # Events that an integrity check reads at a time.
 INTEGRITY_PAGE_ITEMS = 500
+# A page of events ends here too: an isolate has 128 MB, and a page is in it several times over.
+PAGE_BYTES_MAX = 4_194_304
 # The canonical payload of one event. Its row also holds two hashes.
 PAYLOAD_BYTES_MAX = 1_048_576
 
@@ -66,6 +68,8 @@ RETENTION_DAYS_MAX = 36_500
 PURGE_CHUNK_ROWS = 100
 PURGE_ROWS_DEFAULT = 1_000
 PURGE_ROWS_MAX = 10_000
+# The cron's purge: 50 chunks of 12 statements, of the 1,000 that D1 takes an invocation.
+PURGE_CRON_ROWS = 5_000
 
 # Delivery bindings of one request, which is one transaction. A proof is evidence, so it is small.
 BINDINGS_MAX = 50

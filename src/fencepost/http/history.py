@@ -85,11 +85,11 @@ BIND_CHANGE = Form(
 async def list_events(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.EventJson]]:
     """List the events of a run, in order."""
     [after] = page.cursor or (0,)
-    run, found = await events.page(
+    run, found, more = await events.page(
         request.db, request.params["run_id"], request.viewer, after, page.limit
     )
     items = [_event_json(stored.event, stored.created_at_ms) for stored in found]
-    cursor = queries.next_cursor(page, found, lambda stored: (str(stored.event.sequence),))
+    cursor = queries.cursor_text((str(found[-1].event.sequence),)) if more else None
     return Reply(200, {"items": items, "cursor": cursor}, run_id=run.run_id)
 
 

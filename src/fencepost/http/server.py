@@ -184,10 +184,13 @@ async def serve(js_request: Any, env: Any) -> Any:
 
 
 async def purge(env: Any) -> None:
-    """One purge for the cron trigger, as the principal system:cron, and one log line."""
+    """One purge for the cron trigger, as the principal system:cron, and one log line.
+
+    It goes on until nothing is due, within limits.PURGE_CRON_ROWS; `more`: something is left.
+    """
     db = Database(env.DB, _SCHEMA)
     kept = settings.retention(lambda name: getattr(env, name, None))
-    purged = await retention.purge(db, Principal("system", "cron"), kept, limits.PURGE_ROWS_DEFAULT)
+    purged = await retention.purge(db, Principal("system", "cron"), kept, limits.PURGE_CRON_ROWS)
     _log(json.dumps({"cron": "purge", **purged._asdict(), "d1_round_trips": db.round_trips}))
 
 
