@@ -228,14 +228,15 @@ PROBLEMS = {
         409,
         "The grant is over",
         _NEVER,
-        "The grant was made, its reply was lost, and another process has taken the run since. The "
-        "caller holds nothing: `granted` is what it had, and it must not execute.",
+        "The grant was made, and is over by the time of this answer: another process has taken the "
+        "run since, or the lease of the operation has ended. The caller holds nothing: `granted` is "
+        "what it had, and it must not execute.",
     ),
     "LEASE_LAPSED": Problem(
         409,
         "The granted lease has ended",
         _NEVER,
-        "The grant was made, its reply was lost, and its lease has ended since; nobody has taken "
+        "The grant was made, and its lease has ended by the time of this answer; nobody has taken "
         "the run. A heartbeat with the owner and the generation in `granted` goes on with it.",
     ),
     "WORK_RECORDED": Problem(
