@@ -229,8 +229,8 @@ PROBLEMS = {
         "The grant is over",
         _NEVER,
         "The grant was made, and is over by the time of this answer: another process has taken the "
-        "run since, or the lease of the operation has ended. The caller holds nothing: `granted` is "
-        "what it had, and it must not execute.",
+        "run since, or the lease of the operation has ended. The caller holds nothing: `granted` "
+        "is what it had, and it must not execute.",
     ),
     "LEASE_LAPSED": Problem(
         409,
