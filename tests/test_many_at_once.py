@@ -110,7 +110,6 @@ def assert_one_line(events: list[Json]) -> None:
     "request_of",
     [
         append,
-        append_as_owner,
         checkpoint,
         bind,
         interrupt,

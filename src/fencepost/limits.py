@@ -80,8 +80,10 @@ NOTE_CHARS_MAX = 1_000
 
 # A write that another one got ahead of tries again for so long, and with so many statements (D1
 # takes 1,000 queries an invocation); then the caller gets CONTENDED. Pauses between two tries are
-# random, up to a time that doubles from the least to the most.
+# random, up to a time that doubles from the least to the most; and that is as long as all that race
+# in this isolate need one after the other.
 RACE_MS = 5_000
 RACE_STATEMENTS_MAX = 800
 RACE_PAUSE_MS_MIN = 8
 RACE_PAUSE_MS_MAX = 1_000
+RACE_PAUSE_MS_EACH = 30

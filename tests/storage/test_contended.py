@@ -63,6 +63,21 @@ async def test_pauses_are_random_and_their_bound_doubles_up_to_a_limit(
     assert pauses[-1] == limits.RACE_PAUSE_MS_MAX / 1000
 
 
+async def test_a_pause_is_longer_by_each_other_verb_that_races_in_this_isolate(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(races, "_random", lambda: 1.0)
+    monkeypatch.setattr(races, "_racing", 7)
+    left = iter(range(3))
+
+    async def attempt() -> bool | None:
+        return None if next(left) < 2 else True
+
+    await races.until_decided(Unsent(), attempt)
+    assert pauses == [7 * limits.RACE_PAUSE_MS_EACH / 1000]
+    assert races._racing == 7
+
+
 async def test_a_race_that_no_attempt_decides_ends_contended_after_its_time(
     pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
