@@ -30,7 +30,7 @@ from fencepost.snapshot import (
 )
 from fencepost.storage import races, writes
 from fencepost.storage.d1 import Database
-from fencepost.storage.rows import Row, Rules, check_row
+from fencepost.storage.rows import Row, Rules, check_row, is_json_object
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 TABLE = "fencepost_bindings"
@@ -87,16 +87,9 @@ _RULES: Rules = (
     ),
     (
         "approval_proof is a JSON object",
-        lambda row: row["approval_proof"] is None or _is_object(row["approval_proof"]),
+        lambda row: row["approval_proof"] is None or is_json_object(row["approval_proof"]),
     ),
 )
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 class Bound(NamedTuple):

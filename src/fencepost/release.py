@@ -89,8 +89,9 @@ async def release(
     """
 
     async def attempt() -> Released | None:
-        held, run, before = await reservation.find_for_request(db, key, viewer, now_ms)
-        if before:
+        results = await reservation.read_for_request(db, reservation.find_statements(key, now_ms))
+        held, run = reservation.found(results, viewer)
+        if requests.replayed(db, results):
             return Outcome.RELEASED, held, run
         if loss := _loss(held, run, owner, generation):
             return loss, held, run

@@ -25,7 +25,7 @@ from fencepost import audit, errors, journal
 from fencepost.identifiers import KeyedRequest, Principal, Replay
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
-from fencepost.storage.rows import Row, Rules, check_row
+from fencepost.storage.rows import Row, Rules, check_row, is_json_object
 from fencepost.storage.sql import Parameter, Statement
 
 TABLE = "fencepost_requests"
@@ -104,7 +104,7 @@ _OF_AUDITED = f"""
 INSERT {INTO}
   json_patch(COALESCE(after, '{{}}'), json_object('at_ms', at_ms)), :token, at_ms
 FROM fencepost_audit
-WHERE sequence = (SELECT MAX(sequence) FROM fencepost_audit) AND write_token = :token
+WHERE {audit.IS_LAST} AND write_token = :token
 ON CONFLICT DO NOTHING
 """
 
@@ -193,15 +193,8 @@ def _answer(row: Row) -> Row:
 
 _RULES: Rules = (
     ("verb and outcome are texts", lambda row: isinstance(row["outcome"], str)),
-    ("answer is a JSON object", lambda row: _is_object(row["answer"])),
+    ("answer is a JSON object", lambda row: is_json_object(row["answer"])),
 )
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 async def write(

@@ -17,7 +17,7 @@ from fencepost.identifiers import Principal, PrincipalKind, Target, TargetKind
 from fencepost.runs import Run
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
-from fencepost.storage.rows import Row, Rules, check_row, whole
+from fencepost.storage.rows import Rules, check_row, whole
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 TABLE = "fencepost_reservations"
@@ -232,28 +232,17 @@ def find_statements(key: str, now_ms: int | None) -> list[Statement]:
     return [read_statement(key), snapshot.read_by_key(key, now_ms)]
 
 
-async def find(
-    db: Database, key: str, viewer: Principal | None, now_ms: int | None = None
-) -> tuple[Reservation, Run | None]:
-    """The reservation of a key, and its run. Raises NotFound, also for another principal's."""
-    try:
-        results = await db.read(find_statements(key, now_ms))
-    except errors.MissingTable:
-        raise not_found() from None
-    return found(results, viewer)
+async def read_for_request(db: Database, statements: list[Statement]) -> list[Result]:
+    """The reads of a start, and behind them the look for a keyed request, if it is one.
 
-
-async def find_for_request(
-    db: Database, key: str, viewer: Principal | None, now_ms: int | None = None
-) -> tuple[Reservation, Run | None, list[Row]]:
-    """As `find`; and what a keyed request was answered before, if it was (`requests.replayed`)."""
+    For `found` and then `requests.replayed`. Raises NotFound if a table of starts is absent.
+    """
     try:
-        results = await db.read([*find_statements(key, now_ms), *requests.look(db)])
+        return await db.read([*statements, *requests.look(db)])
     except errors.MissingTable as missing:
         if missing.table == requests.TABLE:
             raise
         raise not_found() from None
-    return *found(results, viewer), requests.replayed(db, results)
 
 
 def found(results: list[Result], viewer: Principal | None) -> tuple[Reservation, Run | None]:

@@ -24,7 +24,6 @@ from fencepost.reservation import Reservation, ReservationState
 from fencepost.runs import Outcome, Run, RunStatus
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
-from fencepost.storage.rows import Row
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 
@@ -105,22 +104,8 @@ def _look(results: list[Result], viewer: Principal | None) -> Look:
 
 async def look(db: Database, key: str, viewer: Principal | None, now_ms: int | None = None) -> Look:
     """The start of a key. Raises NotFound, also for another principal's. Writes nothing."""
-    try:
-        results = await db.read(_look_statements(key, now_ms))
-    except errors.MissingTable:
-        raise reservation.not_found() from None
+    results = await reservation.read_for_request(db, _look_statements(key, now_ms))
     return _look(results, viewer)
-
-
-async def _look_for_request(db: Database, key: str, now_ms: int | None) -> tuple[Look, list[Row]]:
-    """As `look`; and what a keyed request was answered before, if it was (`requests.replayed`)."""
-    try:
-        results = await db.read([*_look_statements(key, now_ms), *requests.look(db)])
-    except errors.MissingTable as missing:
-        if missing.table == requests.TABLE:
-            raise
-        raise reservation.not_found() from None
-    return _look(results, None), requests.replayed(db, results)
 
 
 # --- Deciding ----------------------------------------------------------------------------
@@ -202,8 +187,9 @@ async def resolve(
     look, or the key is settled), heartbeat_fresh (the owner is alive), claim_fresh. Raises
     NotFound, and InvalidRequest for a result without a run to stand in.
     """
-    found, before = await _look_for_request(db, key, now_ms)
-    if before:
+    results = await reservation.read_for_request(db, _look_statements(key, now_ms))
+    found = _look(results, None)
+    if requests.replayed(db, results):
         return Outcome.RESOLVED, found
     if loss := _loss(found, resolution.seen):
         return loss, found

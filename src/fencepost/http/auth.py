@@ -1,10 +1,10 @@
 """Bearer tokens: who sends a request, and what it may do.
 
 Tokens are stored as SHA-256 in the secret FENCEPOST_TOKENS, a JSON list of
-`{"sha256": hex of the token, "principal": {"kind", "id"}, "scopes": [...], "expires_at"?}`, where
-the end is a time of RFC 3339.
-Several tokens may name one principal, so a token can be replaced without losing access to its runs.
-A list with an unknown member, or with a token twice, is refused whole. Challenges: RFC 6750.
+`{"sha256": hex of the token, "principal": {"kind", "id"}, "scopes": [...], "expires_at"?}`. The
+end is a time as RFC 3339 has it. Several tokens may name one principal, so a token can be replaced
+without losing access to its runs. A list with an unknown member, or with a token twice, is refused
+whole. Challenges: RFC 6750.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost import errors, journal, leases, limits, operations
-from fencepost.http import queries, serialize
+from fencepost.http import outcomes, queries, serialize
 from fencepost.http.exchange import Reply, Request, Route
 from fencepost.http.forms import Form, Member, Parser
 from fencepost.http.values import (
@@ -205,8 +204,7 @@ def _loss(result: StepResult) -> errors.Conflict:
     outcome, found, beaten_by = result
     code, retry_after_s = outcome.upper(), None
     if outcome is StepOutcome.OPERATION_ALREADY_RUNNING and found and found.lease_expires_at_ms:
-        left_s = math.ceil((found.lease_expires_at_ms - found.now_ms) / 1000)
-        retry_after_s = max(1, min(left_s, limits.PENDING_RETRY_AFTER_S))
+        retry_after_s = outcomes.seconds_until(found.lease_expires_at_ms, found.now_ms)
     members: dict[str, Any] = {} if beaten_by is None else {"beaten_by": beaten_by._asdict()}
     if outcome is StepOutcome.STEP_UNRESOLVED and found:
         members["lapsed"] = {"token": found.lease_token, "generation": found.generation}

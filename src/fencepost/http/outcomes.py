@@ -259,8 +259,12 @@ def _retry_after_s(run: Run | None) -> int:
     claim = run and run.claim
     ends = [run.lease_expires_at_ms] if run and run.lease_expires_at_ms is not None else []
     ends += [claim.claimed_at_ms + run.lease_ms] if run and claim else []
-    left_s = math.ceil((max(ends) - run.now_ms) / 1000) if run and ends else 1
-    return max(1, min(left_s, limits.PENDING_RETRY_AFTER_S))
+    return seconds_until(max(ends), run.now_ms) if run and ends else 1
+
+
+def seconds_until(ends_at_ms: int, now_ms: int) -> int:
+    """For `Retry-After`: whole seconds until then, from 1 to limits.PENDING_RETRY_AFTER_S."""
+    return max(1, min(math.ceil((ends_at_ms - now_ms) / 1000), limits.PENDING_RETRY_AFTER_S))
 
 
 def _beaten_json(beaten: Beaten) -> shown.BeatenJson:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
@@ -49,6 +50,14 @@ def whole(*names: str, null: bool = False) -> Callable[[Row], bool]:
         )
 
     return holds
+
+
+def is_json_object(text: str) -> bool:
+    """For a rule: the text is JSON, of an object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def all_or_none(*names: str) -> Callable[[Row], bool]:

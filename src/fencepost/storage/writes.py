@@ -6,7 +6,7 @@ which takes the batch back if the first one has landed by then. When D1's reply 
 
     found on reading back               branch                      then
     this attempt's token                landed                      the write won
-    its token, when it is sent again     landed                      the write won
+    its token, when it is sent again    landed                      the write won
     another token, or none, and rows
     in which it can only lose           decided                     the write lost
     else the batch is sent once more
