@@ -1,4 +1,5 @@
 /** D1 as far away as it is at the edge, for benchmarks: each round trip begins `delayMs` later. */
+import { proxied } from "./proxied.mjs";
 
 const proxies = new Map(); // made once, since Python prepares its statements anew for another binding
 let trips = 0;
@@ -26,12 +27,5 @@ function delayed(database, delayMs, oneByOne) {
     for (const statement of statements) results.push(...(await trip([statement])));
     return results;
   };
-  return new Proxy(database, {
-    get(target, name) {
-      if (name === "batch") return batch;
-      const value = Reflect.get(target, name);
-      // The SDK recognises a binding by its constructor's name, so that one must stay as it is.
-      return typeof value === "function" && name !== "constructor" ? value.bind(target) : value;
-    },
-  });
+  return proxied(database, batch);
 }

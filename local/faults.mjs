@@ -5,6 +5,7 @@
  * fault: after the batch was executed or dropped, and before anybody knows.
  */
 import { problem } from "./problem.mjs";
+import { proxied } from "./proxied.mjs";
 
 const WORDS = new Set(["pass", "lost", "drop", "refuse"]);
 
@@ -23,14 +24,7 @@ export function withFaults(database, header, act) {
     await act();
     throw failure("Network connection lost.");
   };
-  return new Proxy(database, {
-    get(target, name) {
-      if (name === "batch") return batch;
-      const value = Reflect.get(target, name);
-      // The SDK recognises a binding by its constructor's name, so that one must stay as it is.
-      return typeof value === "function" && name !== "constructor" ? value.bind(target) : value;
-    },
-  });
+  return proxied(database, batch);
 }
 
 const failure = (text) => new Error(`D1_ERROR: ${text}`, { cause: new Error(text) });

@@ -2,6 +2,7 @@
 import { WorkerEntrypoint } from "cloudflare:workers";
 import { tripsSoFar, withDelay } from "./delay.mjs";
 import { Rival, withFaults } from "./faults.mjs";
+import { RowCount } from "./rows.mjs";
 import { startPython } from "./interpreter.mjs";
 import { problem } from "./problem.mjs";
 
@@ -67,7 +68,9 @@ export default class Host extends WorkerEntrypoint {
     if (faults !== null) env.DB = withFaults(env.DB, faults, rival.act);
     if (local.tripDelayMs > 0) env.DB = withDelay(env.DB, local.tripDelayMs, request.headers.has("x-local-one-by-one"));
     if (URL.parse(request.url)?.pathname === SCHEDULED_PATH) return await this.trigger(env, request);
-    const response = await this.serve(request, env);
+    const rows = new RowCount(request.headers.has("x-local-rows"));
+    env.DB = rows.counting(env.DB);
+    const response = rows.told(await this.serve(request, env));
     if (local.tripDelayMs > 0) response.headers.set("X-Local-Trips", String(tripsSoFar()));
     return rival.told(response);
   }
@@ -100,7 +103,8 @@ async function invoke(host, env, method, ...args) {
 
 /** Whether nothing but the Worker has to do with a request: benchmarks should not pay for what tests need. */
 function isPlain({ url, headers }, { faults, tripDelayMs }) {
-  return !faults && tripDelayMs === 0 && !url.includes(SCHEDULED_PATH) && !headers.has("x-local-isolate");
+  const plain = !faults && tripDelayMs === 0 && !url.includes(SCHEDULED_PATH);
+  return plain && !headers.has("x-local-isolate") && !headers.has("x-local-rows");
 }
 
 const environments = new WeakMap();

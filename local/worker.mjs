@@ -62,7 +62,7 @@ function hostModules(source, excluded) {
   const python = { ...files("/src", source), ...files("/python_modules", join(PROJECT, "python_modules"), excluded) };
   const pyodide = (type, name) => ({ type, path: name, contents: readFileSync(join(PYODIDE, name)) });
   return [
-    ...["host.mjs", "delay.mjs", "faults.mjs", "interpreter.mjs", "problem.mjs"].map(localModule),
+    ...["host.mjs", "delay.mjs", "faults.mjs", "interpreter.mjs", "problem.mjs", "proxied.mjs", "rows.mjs"].map(localModule),
     { type: "Text", path: "host.py", contents: readFileSync(join(PROJECT, "local", "host.py"), "utf8") },
     { type: "Text", path: "files.json", contents: JSON.stringify(python) },
     { type: "Text", path: "pyodide-lock.json", contents: readFileSync(join(PYODIDE, "pyodide-lock.json"), "utf8") },

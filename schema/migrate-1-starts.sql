@@ -11,11 +11,19 @@ CREATE TABLE fencepost_fence_next (
   proof_key TEXT,
   proof_run_id TEXT,
   updated_at_ms INTEGER NOT NULL,
+  -- Whose start the proof is, if the transition named one.
+  proof_principal_kind TEXT CHECK (
+    proof_principal_kind IN ('human', 'service', 'agent', 'system')),
+  proof_principal_id TEXT,
+  -- The last revision under which a run was started.
+  last_admitted_revision INTEGER CHECK (last_admitted_revision BETWEEN 0 AND revision),
   CHECK ((state = 'proof-only') = (proof_key IS NOT NULL)),
-  CHECK (proof_run_id IS NULL OR proof_key IS NOT NULL)
+  CHECK (proof_run_id IS NULL OR proof_key IS NOT NULL),
+  CHECK ((proof_principal_kind IS NULL) = (proof_principal_id IS NULL)),
+  CHECK (proof_principal_kind IS NULL OR proof_key IS NOT NULL)
 ) STRICT, WITHOUT ROWID;
 
-INSERT INTO fencepost_fence_next (id, state, revision, proof_key, proof_run_id, updated_at_ms) SELECT id, state, revision, proof_key, proof_run_id, updated_at_ms FROM fencepost_fence;
+INSERT INTO fencepost_fence_next (id, state, revision, proof_key, proof_run_id, updated_at_ms, last_admitted_revision) SELECT id, state, revision, proof_key, proof_run_id, updated_at_ms, CASE WHEN EXISTS (SELECT 1 FROM fencepost_reservations) THEN revision END FROM fencepost_fence;
 
 DROP TABLE fencepost_fence;
 
@@ -45,6 +53,8 @@ CREATE TABLE fencepost_reservations_next (
   -- The key joined the run of its subject, which another key had started.
   joined INTEGER NOT NULL CHECK (joined IN (0, 1)),
   subject_sha256 TEXT CHECK (length(subject_sha256) = 64),
+  -- The revision of the fence that admitted it, or its last attempt; NULL in rows of old builds.
+  admitted_revision INTEGER CHECK (admitted_revision BETWEEN 0 AND 9007199254740991),
   CHECK ((target_kind = 'agent') = (thread_id IS NOT NULL)),
   CHECK (state <> 'reserved' OR claim_nonce IS NULL),
   CHECK (state <> 'started' OR claim_nonce IS NOT NULL),
@@ -104,6 +114,8 @@ CREATE TABLE fencepost_runs_next (
   created_at_ms INTEGER NOT NULL,
   started_at_ms INTEGER,
   finished_at_ms INTEGER,
+  -- The trace context (W3C) of the request that started it.
+  traceparent TEXT CHECK (length(traceparent) BETWEEN 55 AND 200),
   CHECK ((target_kind = 'agent') = (thread_id IS NOT NULL)),
   CHECK ((status = 'running') = (owner_host_id IS NOT NULL)),
   CHECK ((owner_host_id IS NULL) = (owner_pid IS NULL)),

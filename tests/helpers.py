@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import itertools
 import json
@@ -38,6 +39,11 @@ def connect_async(url: str, connections: int = 100) -> httpx.AsyncClient:
 def new_key(word: str = "key") -> str:
     """A key that no other test uses."""
     return f"{word}-{os.getpid()}-{next(_COUNTER)}"
+
+
+def opaque(text: str) -> str:
+    """A text as a cursor has it."""
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def an_owner(name: str = "") -> Json:
@@ -195,17 +201,26 @@ class Client:
         http: httpx.Client,
         token: str = "alice",  # noqa: S107
         check: Callable[[str, str, httpx.Response], None] = conformance.check,
+        more: dict[str, str] | None = None,
     ) -> None:
-        """`check` looks at each answer; a test whose answers are not the Worker's gives its own."""
+        """`check` looks at each answer; a test whose answers are not the Worker's gives its own.
+        `more`: headers of every request.
+        """
         self.http = http
         self.token = token
         self.check = check
+        self.more = more or {}
 
     def as_(self, token: str) -> Client:
-        return Client(self.http, token, self.check)
+        return Client(self.http, token, self.check, self.more)
+
+    def counting(self) -> Client:
+        """This client, whose answers have `rows`."""
+        return Client(self.http, self.token, self.check, {"X-Local-Rows": "1"})
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.token}", **options.pop("headers", {})}
+        headers = {"Authorization": f"Bearer {self.token}", **self.more}
+        headers |= options.pop("headers", {})
         answer = self.http.request(method, path, headers=headers, **options)
         self.check(method, answer.request.url.raw_path.decode(), answer)
         return answer
@@ -273,7 +288,7 @@ def round_trips(answer: httpx.Response) -> int:
 
 
 def rows(answer: httpx.Response) -> tuple[int, int]:
-    """(read, written) of the D1 batches of a request."""
-    found = re.search(r'rows;desc="(\d+) read, (\d+) written"', answer.headers["Server-Timing"])
+    """(read, written) of the D1 batches of a request of a `counting` client."""
+    found = re.search(r"(\d+) read, (\d+) written", answer.headers["X-Local-Rows"])
     assert found
     return int(found[1]), int(found[2])

@@ -209,6 +209,7 @@ def a_run(case: Case, other: Owner) -> Run | None:
         created_at_ms=1,
         started_at_ms=1,
         finished_at_ms=NOW if case.run in ENDED else None,
+        traceparent=None,
         state_json="null",
         result_json=None,
         now_ms=NOW,

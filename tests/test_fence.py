@@ -6,8 +6,10 @@ import pytest
 
 from fencepost import errors, fence
 from fencepost.fence import Fence, FenceState
+from fencepost.identifiers import Principal
 from helpers import BridgeDatabase, Client, Sql, an_owner, new_key
 
+ALICE, BOB = Principal("service", "alice"), Principal("service", "bob")
 MATRIX = {
     # state: (a new start, an existing run, arming future work, queued work)
     FenceState.OPEN: (True, True, True, True),
@@ -20,7 +22,7 @@ MATRIX = {
 def test_each_state_admits_what_the_matrix_says(state: FenceState) -> None:
     gate = Fence(state, 1, None, None, 1)
     assert MATRIX[state] == (
-        gate.admits_start("k"),
+        gate.admits_start("k", ALICE),
         gate.admits_existing_run("r"),
         gate.admits_arming(),
         gate.admits_queued_work(),
@@ -30,11 +32,14 @@ def test_each_state_admits_what_the_matrix_says(state: FenceState) -> None:
 def test_proof_only_admits_its_key_and_its_run_alone() -> None:
     unbound = Fence(FenceState.PROOF_ONLY, 1, "proof", None, 1)
     bound = Fence(FenceState.PROOF_ONLY, 1, "proof", "run", 1)
-    assert unbound.admits_start("proof")
-    assert not unbound.admits_start("other")
+    assert unbound.admits_start("proof", ALICE)
+    assert not unbound.admits_start("other", ALICE)
     assert not unbound.admits_existing_run("run")
-    assert bound.admits_start("proof", "run")
-    assert not bound.admits_start("proof", "other run")
+    assert bound.admits_start("proof", ALICE, "run")
+    assert not bound.admits_start("proof", ALICE, "other run")
+    hers = bound._replace(proof_principal=BOB)
+    assert hers.admits_start("proof", BOB, "run")
+    assert not hers.admits_start("proof", ALICE, "run")
     assert bound.admits_existing_run("run")
     assert not bound.admits_existing_run("other run")
     assert not bound.admits_arming()
@@ -151,7 +156,9 @@ def test_the_proof_key_is_shown_to_operators_alone(client: Client, sql: Sql) -> 
         "state": "proof-only",
         "revision": 1,
         "proof_key": "secret",
+        "proof_principal": None,
         "proof_run_id": None,
+        "last_admitted_revision": None,
         "updated_at_ms": 1000,
     }
 

@@ -124,6 +124,7 @@ MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response
     ),
     ("POST", "/v1/retention/purge"): (ALWAYS, _operate("/v1/retention/purge", {})),
     ("GET", "/v1/audit"): (ALWAYS, lambda client, run: client.as_("operator").get("/v1/audit")),
+    ("GET", "/metrics"): (ALWAYS, lambda client, run: client.as_("operator").get("/metrics")),
     ("GET", "/v1/health"): (ALWAYS, _get("/v1/health?deep=1")),
     ("GET", "/docs/errors"): (ALWAYS, _get("/docs/errors")),
     ("GET", "/openapi.json"): (ALWAYS, _get("/openapi.json")),

@@ -49,6 +49,7 @@ def told(answer: httpx.Response, run: Json) -> Any:
 def test_a_retry_is_answered_as_the_first_was_in_one_trip_and_writes_nothing(
     client: Client, sql: Sql, row: Row
 ) -> None:
+    client = client.counting()
     plain = World(client, sql, row)
     unkeyed = plain.act()
     world = World(client, sql, row)

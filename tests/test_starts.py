@@ -34,6 +34,7 @@ def test_without_an_owner_the_worker_mints_one(client: Client) -> None:
 
 
 def test_the_owners_own_retry_converges_on_its_start_and_writes_nothing(client: Client) -> None:
+    client = client.counting()
     key, body = new_key(), a_start(owner=an_owner())
     first, retry = client.start(key, body), client.start(key, body)
     assert (first.status_code, retry.status_code) == (201, 200)
@@ -56,6 +57,7 @@ def test_somebody_elses_retry_is_told_that_the_start_is_pending(client: Client) 
 
 @pytest.mark.parametrize("to", ["completed", "failed", "cancelled", "suspended"])
 def test_after_the_end_the_key_replays_the_run_and_its_result(client: Client, to: str) -> None:
+    client = client.counting()
     run = client.started()
     result = {} if to == "suspended" else {"result": {"charge": to}}
     client.finish(run, to, **result).raise_for_status()
@@ -79,6 +81,7 @@ def test_the_end_of_a_run_settles_its_reservation(client: Client) -> None:
 def test_a_lapsed_lease_makes_the_start_unresolvable_and_never_runs_it_again(
     client: Client, sql: Sql
 ) -> None:
+    client = client.counting()
     run = client.started()
     sql.lapse(run["run_id"])
     answer = client.start(run["key"])

@@ -38,6 +38,7 @@ def test_a_new_subject_starts_a_run_and_its_event_says_so(client: Client) -> Non
 
 
 def test_a_live_run_of_the_subject_is_joined(client: Client, sql: Sql) -> None:
+    client = client.counting()
     change, key = name(), new_key()
     run = run_of(start(client, stage="delivery", change=change))
     joined = start(client, key, stage="delivery", change=change)

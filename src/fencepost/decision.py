@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from fencepost import errors, journal, limits
-from fencepost.fence import Fence
+from fencepost.fence import Fence, FenceState
 from fencepost.identifiers import Principal, Target
 from fencepost.reservation import Match, Reservation, ReservationState
 from fencepost.runs import Lineage, Owner, Run, RunStatus
@@ -18,8 +18,9 @@ class Attempt(NamedTuple):
 
     `run_id` is made for this attempt, and used only if the key is new. `input_json` becomes the
     run's first state, so that a later owner finds it. `owner` is the process that will execute the
-    run. `lease_ms` is in milliseconds. `machine` is a name in `machines.MACHINES`. It is not
-    compared with the reservation: a retry that names another machine is answered all the same.
+    run. `lease_ms` is in milliseconds. `machine` is a name in `machines.MACHINES`. `traceparent` is
+    the trace context of the request. Neither is compared with the reservation: a retry that names
+    another machine is answered all the same.
     """
 
     key: str
@@ -34,6 +35,7 @@ class Attempt(NamedTuple):
     lineage: Lineage | None = None
     subject: Subject | None = None
     machine: str | None = None
+    traceparent: str | None = None
 
 
 def fingerprint(target: Target, input: Any, lineage: Lineage | None) -> str:
@@ -91,8 +93,10 @@ def decide(attempt: Attempt, seen: Seen) -> Decision:
     """
     held, run = seen.reservation, seen.run
     if held is None:
-        admitted = seen.gate.admits_start(attempt.key)
-        return Decision.LOOKUP_CONFLICT if admitted and attempt.subject else Decision.FENCED
+        admitted = seen.gate.admits_start(attempt.key, attempt.principal)
+        proving = seen.gate.state is FenceState.PROOF_ONLY
+        conflict = admitted and attempt.subject and not proving
+        return Decision.LOOKUP_CONFLICT if conflict else Decision.FENCED
     mismatch = _MISMATCHES.get(held.match(attempt.principal, attempt.target, attempt.fingerprint))
     if mismatch is not None:
         return mismatch
@@ -135,7 +139,7 @@ def _without_run(held: Reservation, seen: Seen) -> Decision:
 
 
 def _reserved(held: Reservation, seen: Seen) -> Decision:
-    admitted = seen.gate.admits_start(held.key, held.run_id)
+    admitted = seen.gate.admits_start(held.key, held.principal, held.run_id)
     return Decision.RESERVED if admitted else Decision.FENCED
 
 

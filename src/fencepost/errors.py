@@ -10,6 +10,7 @@
     ├── Unavailable            not now; nothing was written
     │   ├── Fenced             the operator's fence does not admit it
     │   ├── FenceUnreadable    the fence cannot be read, so nothing is admitted
+    │   ├── TooManyWaiters     too many requests wait for the end of a run
     │   ├── RowCorrupt         a stored row breaks a rule of its table
     │   └── SchemaMismatch     a stored table is not as this build knows it
     │       ├── SchemaBehind   it is of an earlier shape, or missing
@@ -107,6 +108,12 @@ class Unavailable(FencepostError):
         super().__init__(detail, **options)
 
 
+class TooManyWaiters(Unavailable):
+    """This isolate holds as many waiting requests as it may."""
+
+    CODE = "TOO_MANY_WAITERS"
+
+
 class Fenced(Unavailable):
     """The deployment's fence, in its present state, does not admit this work."""
 
@@ -144,7 +151,10 @@ class SchemaMismatch(Unavailable):
 class SchemaBehind(SchemaMismatch):
     """A table is of a known earlier shape, or missing."""
 
-    ADVICE = "Nothing was written. The next start or fence transition brings it forward."
+    ADVICE = (
+        "Nothing was written. The next start or fence transition brings it forward: while the "
+        "fence admits no start, a transition to the state that it has."
+    )
 
 
 class ColumnAbsent(SchemaMismatch):

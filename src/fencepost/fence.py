@@ -5,7 +5,8 @@ so the check and the write are one statement. When the write was refused, the me
 name the refusal, from the row that the same batch read back.
 
     work                                   open  draining  migration-locked  proof-only
-    a new start                             yes     no            no         its key = proof_key
+    a new start                             yes     no            no         its key = proof_key,
+                                                                               of proof_principal
     an existing run (heartbeat, ...)        yes     yes           no         the proof run
     arming future work                      yes     no            no         no
     queued work                             yes     yes           no         no
@@ -35,13 +36,20 @@ class FenceState(StrEnum):
 
 
 class Fence(NamedTuple):
-    """The fence row. `updated_at_ms` is None when there is no row."""
+    """The fence row. `updated_at_ms` is None when there is no row.
+
+    `proof_principal`: whose start the proof is, if the transition named one.
+    `last_admitted_revision`: the last revision under which a run was started; None if none was, or
+    if that is not known, as there was no row.
+    """
 
     state: FenceState
     revision: int
     proof_key: str | None
     proof_run_id: str | None
     updated_at_ms: int | None
+    proof_principal: Principal | None = None
+    last_admitted_revision: int | None = None
 
     @classmethod
     def from_rows(cls, rows: Sequence[dict[str, Any]]) -> Fence:
@@ -62,12 +70,17 @@ class Fence(NamedTuple):
             raise errors.FenceUnreadable(
                 "The fence row's state and proof key do not belong together."
             )
-        return cls(state, revision, row["proof_key"], row["proof_run_id"], updated_at_ms)
+        proof = row["proof_key"], row["proof_run_id"]
+        kind, id = row.get("proof_principal_kind"), row.get("proof_principal_id")
+        principal = None if kind is None or id is None else Principal(kind, id)
+        admitted = row.get("last_admitted_revision")
+        return cls(state, revision, *proof, updated_at_ms, principal, admitted)
 
-    def admits_start(self, key: str, run_id: str | None = None) -> bool:
-        """Whether `key` may start; `run_id` is the run it is already reserved for, if any."""
+    def admits_start(self, key: str, principal: Principal, run_id: str | None = None) -> bool:
+        """Whether the principal may start `key`; `run_id`: the run it is reserved for, if any."""
         if self.state is FenceState.PROOF_ONLY:
-            return key == self.proof_key and self.proof_run_id in (None, run_id)
+            asked = key == self.proof_key and self.proof_principal in (None, principal)
+            return asked and self.proof_run_id in (None, run_id)
         return self.state is FenceState.OPEN
 
     def admits_existing_run(self, run_id: str) -> bool:
@@ -97,13 +110,25 @@ class Fence(NamedTuple):
         )
 
 
-def admits_start_sql(key: str, run_id: str) -> str:
-    """`Fence.admits_start` as SQL, over two SQL expressions. Unknown states admit nothing."""
+def admits_start_sql(key: str, run_id: str, kind: str, id: str) -> str:
+    """`Fence.admits_start` as SQL, over SQL expressions. Unknown states admit nothing.
+
+    `kind` and `id` are those of the principal.
+    """
     return f"""NOT EXISTS (SELECT 1 FROM fencepost_fence WHERE (
     state = 'open'
     OR (state = 'proof-only' AND proof_key = {key}
-        AND (proof_run_id IS NULL OR proof_run_id = {run_id}))
+        AND (proof_run_id IS NULL OR proof_run_id = {run_id})
+        AND (proof_principal_kind IS NULL
+          OR (proof_principal_kind = {kind} AND proof_principal_id = {id})))
   ) IS NOT TRUE)"""
+
+
+# The revision that admits what is written now.
+REVISION = "COALESCE((SELECT revision FROM fencepost_fence), 0)"
+
+# A start that joins the run of its subject proves nothing, and must not spend the proof key.
+NOT_PROVING = "NOT EXISTS (SELECT 1 FROM fencepost_fence WHERE state = 'proof-only')"
 
 
 def admits_existing_run_sql(run_id: str) -> str:
@@ -129,7 +154,7 @@ async def read(db: Database) -> Fence:
     Raises FenceUnreadable when D1 does not answer or the row is not understood.
     """
     try:
-        [result] = await db.read([read_statement()])
+        [result] = await db.batch_unguarded([read_statement()])
     except errors.MissingTable as missing:
         if missing.table != "fencepost_fence":
             raise errors.FenceUnreadable("The fence could not be read.") from missing
@@ -139,18 +164,39 @@ async def read(db: Database) -> Fence:
     return Fence.from_rows(result.rows)
 
 
-# Decides: this run becomes the proof run if its key is the proof key and there is no proof run
-# yet. Guarded by the token of the write that granted the ownership of the run.
-_RECORD_PROOF_RUN = """
-UPDATE fencepost_fence SET proof_run_id = :run_id
-WHERE state = 'proof-only' AND proof_key = :key AND proof_run_id IS NULL
-  AND EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = :run_id AND write_token = :token)
+# Decides: the key is the proof key, and the proof has no run yet.
+_PROOF_WAITS = """(state = 'proof-only' AND proof_key = :key AND proof_run_id IS NULL
+    AND (proof_principal_kind IS NULL
+      OR (proof_principal_kind = :principal_kind AND proof_principal_id = :principal_id)))"""
+
+# The reservation of the key, with its run, if this request means it: not another's, not joined.
+_MEANT = """SELECT held.run_id, held.claim_nonce = :token AS mine
+  FROM fencepost_reservations AS held JOIN fencepost_runs USING (run_id)
+  WHERE held.key = :key AND owner_kind = :principal_kind AND owner_id = :principal_id
+    AND fingerprint = :fingerprint AND joined = 0 AND state <> 'reserved'"""
+
+# Decides: the attempt `:token` started a run under this revision, the first one; or the run of the
+# proof key, new or old, becomes the proof run. So it is written once a revision, not at each start.
+_RECORD_START = f"""
+UPDATE fencepost_fence SET
+  last_admitted_revision = CASE
+    WHEN (SELECT claim_nonce FROM fencepost_reservations WHERE key = :key) = :token
+    THEN revision ELSE last_admitted_revision END,
+  proof_run_id = CASE WHEN {_PROOF_WAITS}
+    THEN (SELECT run_id FROM fencepost_reservations WHERE key = :key) ELSE proof_run_id END
+WHERE (last_admitted_revision IS NOT revision OR {_PROOF_WAITS})
+  AND EXISTS (SELECT 1 FROM ({_MEANT}) WHERE mine OR {_PROOF_WAITS})
 """
 
 
-def record_proof_run_statement(key: str, run_id: str, token: str) -> Statement:
-    """Make a run that was started with the proof key the proof run, in the batch of its start."""
-    return Statement(_RECORD_PROOF_RUN, key=key, run_id=run_id, token=token)
+def record_start_statement(
+    key: str, principal: Principal, fingerprint: str, token: str
+) -> Statement:
+    """What a start leaves at the fence, for its batch: the revision that admitted it, and its run,
+    if its key is the proof key. Sent again later, it binds the proof run again.
+    """
+    who = {"principal_kind": principal.kind, "principal_id": principal.id}
+    return Statement(_RECORD_START, key=key, **who, fingerprint=fingerprint, token=token)
 
 
 # --- Moving it ---------------------------------------------------------------------------
@@ -174,6 +220,7 @@ class FenceCommand(NamedTuple):
     next: FenceState
     revision: int | None = None
     proof_key: str | None = None
+    proof_principal: Principal | None = None
 
 
 class FenceOutcome(StrEnum):
@@ -186,8 +233,9 @@ class FenceOutcome(StrEnum):
 # Decides: there is no fence row, which means `open` at revision 0, and the command expects that.
 # Writes this row, so that the statements below can change it.
 _MATERIALISE = f"""
-INSERT INTO fencepost_fence (id, state, revision, updated_at_ms)
-SELECT 'deployment', 'open', 0, COALESCE(:now_ms, {NOW_MS})
+INSERT INTO fencepost_fence (id, state, revision, updated_at_ms, last_admitted_revision)
+SELECT 'deployment', 'open', 0, COALESCE(:now_ms, {NOW_MS}),
+  (SELECT 0 FROM fencepost_reservations WHERE key > '' LIMIT 1)
 WHERE :expected = 'open' AND (:revision IS NULL OR :revision = 0) AND {requests.UNUSED}
 ON CONFLICT (id) DO NOTHING
 """
@@ -197,7 +245,8 @@ _AUDIT_TRANSITION = f"""
 INSERT {audit.INTO}
 SELECT 'fence-transition', :principal_kind, :principal_id, 'deployment', NULL,
   json_object('state', state, 'revision', revision, 'proof_run_id', proof_run_id),
-  json_object('state', :next, 'revision', revision + 1, 'proof_run_id', NULL),
+  json_object('state', :next, 'revision', revision + 1, 'proof_run_id', NULL,
+    'last_admitted_revision', last_admitted_revision),
   :token, MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms + 1)
 FROM fencepost_fence
 WHERE state = :expected AND (:revision IS NULL OR revision = :revision)
@@ -208,7 +257,8 @@ RETURNING sequence
 # Decides nothing: guarded by the audit row just written. Every transition clears the proof run.
 _TRANSITION = f"""
 UPDATE fencepost_fence SET state = :next, revision = revision + 1, proof_key = :proof_key,
-  proof_run_id = NULL,
+  proof_run_id = NULL, proof_principal_kind = :proof_principal_kind,
+  proof_principal_id = :proof_principal_id,
   updated_at_ms = {audit.LAST_AT_MS}
 WHERE {audit.last_is(":token")}
 """
@@ -239,7 +289,8 @@ async def transition(
     if db.replay:
         [left] = written.rows
         known = (command.next, left["revision"], command.proof_key, None, left["at_ms"])
-        return FenceOutcome.MOVED, Fence(*known)
+        admitted = left.get("last_admitted_revision")
+        return FenceOutcome.MOVED, Fence(*known, command.proof_principal, admitted)
     gate = Fence.from_rows(written.reads[0].rows)
     return FenceOutcome.MOVED if written.won else FenceOutcome.CONFLICT, gate
 
@@ -248,6 +299,7 @@ def _transition_write(
     db: Database, principal: Principal, command: FenceCommand, token: str, now_ms: int | None
 ) -> writes.Write:
     expected, revision = command.expected, command.revision
+    principal_kind, principal_id = command.proof_principal or (None, None)
     keyed = requests.params(db)
     statements = [
         Statement(_MATERIALISE, expected=expected, revision=revision, now_ms=now_ms, **keyed),
@@ -266,6 +318,8 @@ def _transition_write(
             _TRANSITION,
             next=command.next,
             proof_key=command.proof_key,
+            proof_principal_kind=principal_kind,
+            proof_principal_id=principal_id,
             token=token,
         ),
     ]

@@ -38,8 +38,12 @@ OPERATION_TTL_MS_MAX = 86_400_000
 
 # Waiting for the end of a run: no longer than a client keeps a request open.
 WAIT_S_MAX = 30
-# Pauses between two looks at D1 while waiting; the last one repeats.
+# Pauses between two looks at D1 while waiting; the last one repeats. With many that wait in this
+# isolate they are longer: all of them together look a hundred times a second.
 WAIT_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+WAIT_PAUSE_S_EACH = 0.01
+# Requests that may wait in an isolate at once.
+WAITERS_MAX = 256
 # Retry-After while a run is being executed; less if its lease ends sooner.
 PENDING_RETRY_AFTER_S = 5
 # Retry-After when the fence is closed or the database does not answer.
@@ -48,7 +52,8 @@ UNAVAILABLE_RETRY_AFTER_S = 5
 # Pages of lists.
 PAGE_ITEMS_DEFAULT = 100
 PAGE_ITEMS_MAX = 200
-CURSOR_CHARS_MAX = 1024
+# A cursor may hold a principal's id: 200 characters of four bytes each, in base64.
+CURSOR_CHARS_MAX = 2048
 # An inventory counts up to this: D1 bills the rows read, and a drain asks for the counts often.
 COUNT_MAX = 1_000
 # Aliases of a provisional subject.

@@ -8,6 +8,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+from fencepost import limits
+
 
 class Retry(StrEnum):
     """Whether a client should send the request again, and with which key."""
@@ -326,13 +328,20 @@ PROBLEMS = {
         _SAME,
         "A table is not as this build knows it. The answer names the table and, if it is one, the "
         "column. Nothing was written or repaired. The next start or fence transition migrates an "
-        "earlier shape.",
+        "earlier shape: while the fence admits no start, a transition to the state that it has.",
     ),
     "CONTENDED": Problem(
         503,
         "Other requests came first",
         _SAME,
         "Other requests wrote first, several times. Nothing was written; send it again.",
+    ),
+    "TOO_MANY_WAITERS": Problem(
+        503,
+        "Too many requests wait here",
+        _SAME,
+        f"{limits.WAITERS_MAX} requests wait in this isolate already. Nothing was written; send "
+        "the same request again, or without `Prefer: wait`.",
     ),
     "STORAGE_REFUSED": Problem(
         503,

@@ -42,7 +42,7 @@ class Reservation(NamedTuple):
     """A row of fencepost_reservations. Times are milliseconds of the database's clock.
 
     `claim_nonce` is the token of the attempt that started it. `principal` is stored in the columns
-    owner_….
+    owner_…. `admitted_revision`: the revision of the fence that admitted its last attempt.
     """
 
     key: str
@@ -59,6 +59,7 @@ class Reservation(NamedTuple):
     # Whether the key joined the run of its subject, which another key had started.
     joined: bool = False
     subject_sha256: str | None = None
+    admitted_revision: int | None = None
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Reservation:
@@ -78,6 +79,7 @@ class Reservation(NamedTuple):
             row["updated_at_ms"],
             bool(row["joined"]),
             row["subject_sha256"],
+            row["admitted_revision"],
         )
 
     def match(self, principal: Principal, target: Target, fingerprint: str) -> Match:
@@ -114,13 +116,15 @@ _RULES: Rules = (
         lambda row: row["state"] != "started" or row["claim_nonce"] is not None,
     ),
     ("times are whole milliseconds", whole("created_at_ms", "updated_at_ms")),
+    ("a revision is whole", whole("admitted_revision", null=True)),
     ("joined is 0 or 1", lambda row: row["joined"] in (0, 1)),
 )
 
 
 COLUMNS = (
     "key, owner_kind, owner_id, target_kind, target_id, thread_id, fingerprint, run_id, state,"
-    " attempt, claim_nonce, outcome, created_at_ms, updated_at_ms, joined, subject_sha256"
+    " attempt, claim_nonce, outcome, created_at_ms, updated_at_ms, joined, subject_sha256,"
+    " admitted_revision"
 )
 
 # Decides: the key is new, and the fence admits the start. With a :claim_nonce the row is inserted
@@ -129,9 +133,9 @@ _RESERVE = f"""
 INSERT INTO fencepost_reservations ({COLUMNS})
 SELECT :key, :principal_kind, :principal_id, :target_kind, :target_id, :thread_id, :fingerprint,
   :run_id, CASE WHEN :claim_nonce IS NULL THEN 'reserved' ELSE 'started' END, 1, :claim_nonce,
-  NULL, stamp.now_ms, stamp.now_ms, 0, NULL
+  NULL, stamp.now_ms, stamp.now_ms, 0, NULL, {fence.REVISION}
 FROM (SELECT COALESCE(:now_ms, {NOW_MS}) AS now_ms) AS stamp
-WHERE {fence.admits_start_sql(":key", ":run_id")}
+WHERE {fence.admits_start_sql(":key", ":run_id", ":principal_kind", ":principal_id")}
 ON CONFLICT (key) DO NOTHING
 RETURNING run_id
 """
@@ -164,10 +168,10 @@ def meaning(
 # nobody claims.
 _START = f"""
 UPDATE fencepost_reservations
-SET state = 'started', claim_nonce = :claim_nonce,
+SET state = 'started', claim_nonce = :claim_nonce, admitted_revision = {fence.REVISION},
   updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms + 1)
 WHERE key = :key AND run_id = :run_id AND state = 'reserved' AND attempt = :attempt
-  AND {fence.admits_start_sql(":key", "run_id")}
+  AND {fence.admits_start_sql(":key", "run_id", "owner_kind", "owner_id")}
   AND NOT EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = :run_id
     AND (status <> 'pending' OR claim_host_id IS NOT NULL OR cancel_requested_at_ms IS NOT NULL))
 RETURNING run_id

@@ -193,6 +193,7 @@ class Run(NamedTuple):
     created_at_ms: int
     started_at_ms: int | None
     finished_at_ms: int | None
+    traceparent: str | None
     state_json: str | None
     result_json: str | None
     now_ms: int
@@ -249,6 +250,7 @@ _PLAIN = (
     "created_at_ms",
     "started_at_ms",
     "finished_at_ms",
+    "traceparent",
     "now_ms",
 )
 
@@ -314,5 +316,6 @@ _RULES: Rules = (
         "a run that ended, and no other, has an end",
         lambda row: (row["status"] in TERMINAL) == (row["finished_at_ms"] is not None),
     ),
-    ("a run has a state", lambda row: row.get("state", "") is not None),
+    ("a trace context is text", lambda row: isinstance(row["traceparent"], str | None)),
+    ("a run has a state", lambda row: row.get("state", "") is not None or bool(row.get("bare"))),
 )

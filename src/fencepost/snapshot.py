@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fencepost import errors, fence, limits, requests
+from fencepost import errors, fence, requests, waiting
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal
 from fencepost.journal import GENESIS, Head
@@ -74,32 +73,45 @@ def not_found() -> errors.NotFound:
     return errors.NotFound("There is no such run.", code="RUN_NOT_FOUND")
 
 
-async def wait_for_end(db: Database, run_id: str, viewer: Principal | None, wait_s: float) -> Run:
-    """The run, once it has ended or `wait_s` seconds have passed. Raises NotFound."""
-    patience = Patience(wait_s)
-    run = await read(db, run_id, viewer)
-    while not run.ended and await patience.pause():
-        run = await read(db, run_id, viewer)
-    return run
+# What a waiting request looks at: whether the run has ended, and whether somebody executes it or
+# is about to. Not its content, which may be a megabyte.
+_GLANCE = f"""
+SELECT finished_at_ms IS NOT NULL AS ended,
+  COALESCE(status = 'running' AND lease_expires_at_ms >= {NOW_MS}, 0)
+    OR COALESCE(claimed_at_ms + lease_ms >= {NOW_MS}, 0) AS busy
+FROM fencepost_runs WHERE run_id = :run_id AND {VISIBLE}
+"""
 
 
-class Patience:
-    """Pauses (limits.WAIT_PAUSES_S) that grow and add up to `total_s` seconds."""
+class Glance(NamedTuple):
+    """A run as a waiting request sees it; `busy`: under a lease or a claim that has not ended."""
 
-    def __init__(self, total_s: float, gone: Callable[[], bool] = lambda: False) -> None:
-        self._left_s = total_s
-        self._gone = gone
-        self._pauses_s = iter(limits.WAIT_PAUSES_S)
-        self._pause_s = 0.0
+    ended: bool
+    busy: bool
 
-    async def pause(self) -> bool:
-        """Sleep for the next pause. False, at once, when the time is used up."""
-        if self._left_s <= 0 or self._gone():
-            return False
-        self._pause_s = next(self._pauses_s, self._pause_s)
-        await asyncio.sleep(min(self._pause_s, self._left_s))
-        self._left_s -= self._pause_s
-        return True
+
+async def glance(db: Database, run_id: str, viewer: Principal | None) -> Glance | None:
+    """None if there is no such run (any more), or it is another principal's."""
+    [result] = await db.read([Statement(_GLANCE, run_id=run_id, **scope(viewer))])
+    return Glance(*map(bool, result.rows[0].values())) if result.rows else None
+
+
+async def wait_for_end(
+    db: Database,
+    run_id: str,
+    viewer: Principal | None,
+    wait_s: float,
+    gone: Callable[[], bool] = lambda: False,
+) -> Run:
+    """The run, once it has ended or `wait_s` seconds have passed, or the caller is `gone`.
+
+    Raises NotFound, and TooManyWaiters.
+    """
+    with waiting.patience(wait_s, gone) as patience:
+        while wait_s and (seen := await glance(db, run_id, viewer)) and not seen.ended:
+            if not await patience.pause():
+                break
+    return await read(db, run_id, viewer)
 
 
 _PAGE = f"""

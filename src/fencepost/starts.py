@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fencepost import errors, fence, journal, machines, reservation, snapshot, subjects
+from fencepost import errors, fence, journal, machines, reservation, snapshot, subjects, waiting
 from fencepost.decision import Attempt, Decision, Seen, decide
 from fencepost.fence import Fence
 from fencepost.identifiers import mint_token
@@ -19,7 +19,7 @@ from fencepost.reservation import Reservation
 from fencepost.runs import Run
 from fencepost.storage import races, writes
 from fencepost.storage.d1 import Database, Result
-from fencepost.storage.sql import Statement
+from fencepost.storage.sql import NOW_MS, Statement
 
 # --- The batch of a new key --------------------------------------------------------------
 
@@ -28,11 +28,11 @@ _CREATE_RUN = """
 INSERT INTO fencepost_runs (run_id, principal_kind, principal_id, target_kind, target_id,
   thread_id, status, owner_host_id, owner_pid, owner_nonce, generation, heartbeat_at_ms, lease_ms,
   lease_expires_at_ms, parent_run_id, lineage_id, lineage_round, machine, machine_state,
-  head_sequence, head_hash, write_token, updated_at_ms, created_at_ms, started_at_ms)
+  head_sequence, head_hash, write_token, updated_at_ms, created_at_ms, started_at_ms, traceparent)
 SELECT run_id, owner_kind, owner_id, target_kind, target_id, thread_id,
   'running', :host_id, :pid, :nonce, 1, updated_at_ms, :lease_ms, updated_at_ms + :lease_ms,
   :parent_run_id, :lineage_id, :lineage_round, :machine, :machine_state,
-  :sequence, :hash, :token, updated_at_ms, updated_at_ms, updated_at_ms
+  :sequence, :hash, :token, updated_at_ms, updated_at_ms, updated_at_ms, :traceparent
 FROM fencepost_reservations WHERE key = :key AND claim_nonce = :token AND run_id = :run_id
 """
 
@@ -73,9 +73,10 @@ def create_statements(attempt: Attempt, run_id: str, token: str) -> list[Stateme
             sequence=event.sequence,
             hash=event.hash,
             run_id=run_id,
+            traceparent=attempt.traceparent,
         ),
         Statement(_CREATE_SNAPSHOT, run_id=run_id, token=token, state_json=attempt.input_json),
-        *_granted_statements(attempt.key, run_id, token, event),
+        *_granted_statements(attempt, run_id, token, event),
     ]
 
 
@@ -96,16 +97,37 @@ def _created_event(attempt: Attempt, run_id: str) -> Event:
     return journal.next_event(GENESIS, "run-created", payload)
 
 
-def _granted_statements(key: str, run_id: str, token: str, event: Event) -> list[Statement]:
+def _granted_statements(attempt: Attempt, run_id: str, token: str, event: Event) -> list[Statement]:
+    who = (attempt.principal, attempt.fingerprint)
     return [
         journal.append_statement(run_id, token, event),
         Statement(_ACTIVATED, run_id=run_id, token=token),
-        fence.record_proof_run_statement(key, run_id, token),
+        fence.record_start_statement(attempt.key, *who, token),
     ]
 
 
-def _read_statements(key: str, now_ms: int | None) -> list[Statement]:
-    return [fence.read_statement(), *reservation.find_statements(key, now_ms)]
+# The run of a key, for its start. Content is left out where no answer shows it: of a run that
+# another process executes.
+_READ_RUN = f"""
+SELECT run.*, COALESCE(:now_ms, {NOW_MS}) AS now_ms, held.joined = 0 AND run.status = 'running'
+    AND NOT (owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce) AS bare,
+  CASE WHEN held.joined = 0 AND run.status = 'running'
+    AND NOT (owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce)
+    THEN NULL ELSE content.state END AS state,
+  content.result
+FROM fencepost_reservations AS held JOIN fencepost_runs AS run USING (run_id)
+  LEFT JOIN fencepost_snapshots AS content USING (run_id)
+WHERE key = :key
+"""
+
+
+def _read_statements(attempt: Attempt, now_ms: int | None) -> list[Statement]:
+    key, owner = attempt.key, attempt.owner
+    return [
+        fence.read_statement(),
+        reservation.read_statement(key),
+        Statement(_READ_RUN, key=key, **owner.params, now_ms=now_ms),
+    ]
 
 
 def _seen(results: list[Result], created: bool) -> Seen:
@@ -142,7 +164,7 @@ async def _start_new(db: Database, attempt: Attempt, token: str, now_ms: int | N
         *create_statements(attempt, attempt.run_id, token),
     ]
     receipt = reservation.start_receipt(attempt.key, token)
-    reads = _read_statements(attempt.key, now_ms)
+    reads = _read_statements(attempt, now_ms)
     write = writes.Write(
         statements,
         reads,
@@ -198,7 +220,7 @@ def _restart_statements(attempt: Attempt, seen: Seen, token: str) -> list[Statem
             run_id=run.run_id,
             prior_hash=run.head.hash,
         ),
-        *_granted_statements(attempt.key, run.run_id, token, event),
+        *_granted_statements(attempt, run.run_id, token, event),
     ]
 
 
@@ -212,7 +234,7 @@ async def _start_reserved(
         *_restart_statements(attempt, seen, token),
         Statement(_ABORT_UNLESS_GRANTED, key=key, token=token, run_id=held.run_id),
     ]
-    reads = _read_statements(key, now_ms)
+    reads = _read_statements(attempt, now_ms)
     receipt = reservation.start_receipt(key, token)
     try:
         written = await writes.write(
@@ -254,15 +276,27 @@ async def start(
     Not guaranteed: an answer. After Unknown the run may have started; the same key tells.
     """
     decision, seen = await _start(db, attempt, now_ms)
-    patience = snapshot.Patience(wait_s, gone)
-    while decision is Decision.PENDING and await patience.pause():
-        found = _seen(await db.read(_read_statements(attempt.key, now_ms)), created=False)
-        if found.reservation is None:
-            return Decision.PENDING, seen
-        decision, seen = decide(attempt, found), found
-        if decision is Decision.RESERVED:
-            return Decision.PENDING, seen
+    if decision is Decision.PENDING and wait_s > 0:
+        with waiting.patience(wait_s, gone) as patience:
+            return await _wait(db, attempt, seen, patience, now_ms)
     return decision, seen
+
+
+async def _wait(
+    db: Database, attempt: Attempt, seen: Seen, patience: waiting.Patience, now_ms: int | None
+) -> tuple[Decision, Seen]:
+    """Look at the run until nobody executes it any more, and only then decide anew."""
+    decision = Decision.PENDING
+    while decision is Decision.PENDING and await patience.pause():
+        assert seen.reservation is not None
+        glance = await snapshot.glance(db, seen.reservation.run_id, attempt.principal)
+        if glance is not None and glance.busy and not glance.ended:
+            continue
+        found = _seen(await db.read(_read_statements(attempt, now_ms)), created=False)
+        if found.reservation is None:
+            break
+        decision, seen = decide(attempt, found), found
+    return (Decision.PENDING if decision is Decision.RESERVED else decision), seen
 
 
 async def _start_not_ready(db: Database, attempt: Attempt, token: str, now_ms: int | None) -> Seen:
@@ -271,12 +305,19 @@ async def _start_not_ready(db: Database, attempt: Attempt, token: str, now_ms: i
     If it does not, an incomplete schema may still hold the rows of a replay.
     """
     gate = await fence.read(db)
-    if gate.admits_start(attempt.key):
+    if gate.admits_start(attempt.key, attempt.principal):
         await db.bring_schema_forward()
         return await _start_new(db, attempt, token, now_ms)
     try:
         return await _start_new(db, attempt, token, now_ms)
     except errors.MissingTable:
+        return Seen(gate, None, None, created=False)
+    except errors.SchemaBehind as behind:
+        if (
+            behind.members["table"] != reservation.TABLE
+            or behind.members["difference"] != "missing"
+        ):
+            raise
         return Seen(gate, None, None, created=False)
 
 
@@ -287,11 +328,11 @@ async def _seen_without_writing(
     be a start.
     """
     try:
-        results = await db.read(_read_statements(attempt.key, now_ms))
+        results = await db.read(_read_statements(attempt, now_ms))
     except errors.StorageError:
         raise refusal from None
     seen = _seen(results, created=False)
-    free = seen.reservation is None and seen.gate.admits_start(attempt.key)
+    free = seen.reservation is None and seen.gate.admits_start(attempt.key, attempt.principal)
     if free or decide(attempt, seen) is Decision.RESERVED:
         raise refusal
     return seen

@@ -69,7 +69,7 @@ WHERE subject.principal_kind = :principal_kind AND subject.principal_id = :princ
   AND (stage <> 'design' OR run.finished_at_ms IS NULL)"""
 
 # Decides: the key is new, the fence admits the start, and the names lead to at most one run. The
-# key then names that run (joined), or else the new one.
+# key then names that run (joined), or else the new one. The proof key joins no run.
 _RESERVE = f"""
 WITH taken AS MATERIALIZED ({_TAKEN})
 INSERT INTO fencepost_reservations ({COLUMNS})
@@ -77,9 +77,10 @@ SELECT :key, :principal_kind, :principal_id, :target_kind, :target_id, :thread_i
   COALESCE(taken.run_id, :run_id),
   CASE WHEN taken.finished_at_ms IS NULL THEN 'started' ELSE 'terminal' END, 1, :claim_nonce,
   CASE WHEN taken.finished_at_ms IS NOT NULL THEN taken.status END,
-  stamp.now_ms, stamp.now_ms, taken.run_id IS NOT NULL, :subject_sha256
+  stamp.now_ms, stamp.now_ms, taken.run_id IS NOT NULL, :subject_sha256, {fence.REVISION}
 FROM (SELECT COALESCE(:now_ms, {NOW_MS}) AS now_ms) AS stamp LEFT JOIN taken ON TRUE
-WHERE {fence.admits_start_sql(":key", ":run_id")} AND (SELECT COUNT(*) FROM taken) <= 1
+WHERE {fence.admits_start_sql(":key", ":run_id", ":principal_kind", ":principal_id")}
+  AND (SELECT COUNT(*) FROM taken) <= 1 AND (taken.run_id IS NULL OR {fence.NOT_PROVING})
 ON CONFLICT (key) DO NOTHING
 RETURNING run_id
 """

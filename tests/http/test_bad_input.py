@@ -11,7 +11,10 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from fencepost import limits
-from helpers import Client, Json, Sql, a_start, an_owner, connect, new_key
+from fencepost.http import routes
+from fencepost.http.forms import Form
+from fencepost.http.starts import START
+from helpers import Client, Json, Sql, a_start, an_owner, connect, new_key, opaque
 from refusals import (
     AGENT,
     INVALID,
@@ -227,6 +230,12 @@ NO_IDENTIFIERS: list[Any] = [*NO_TEXTS, "", " ", ".", "..", "a/b", "é", "a" * 2
 NO_OWNER_FIELDS: list[Any] = [*NO_TEXTS, "", "a\0", "x" * 1025]
 NO_COUNTS: list[Any] = [None, True, "1", 1.5, -1, [], {}]
 
+
+def given(values: list[Any]) -> list[Any]:
+    """Without null, by which an optional member is absent."""
+    return [value for value in values if value is not None]
+
+
 BAD_OWNERS: list[Any] = [
     *NO_OBJECTS,
     {"host_id": "h", "pid": 1},
@@ -235,7 +244,7 @@ BAD_OWNERS: list[Any] = [
     *({**OWNER, "nonce": value} for value in NO_OWNER_FIELDS),
     *({**OWNER, "pid": value} for value in NO_COUNTS),
 ]
-BAD_LEASES: list[Any] = [None, True, "30000", 30000.5, 0, -1, 999, 3_600_001, [], {}]
+BAD_LEASES: list[Any] = [True, "30000", 30000.5, 0, -1, 999, 3_600_001, [], {}]
 
 BAD_STARTS: dict[str, list[Json]] = {
     "unknown member": [{"more": 1}, {"Input": 1}, {"key": "k"}, {"run_id": "r"}, {"": 1}],
@@ -250,11 +259,11 @@ BAD_STARTS: dict[str, list[Json]] = {
     ],
     "agent without a thread": [{"target": {"kind": "agent", "id": "a"}}],
     "workflow with a thread": [{"target": {**WORKFLOW, "thread_id": "t"}}],
-    "owner": [{"owner": owner} for owner in BAD_OWNERS],
+    "owner": [{"owner": owner} for owner in given(BAD_OWNERS)],
     "lease_ms": [{"lease_ms": value} for value in BAD_LEASES],
-    "parent_run_id": [{"parent_run_id": id} for id in NO_IDENTIFIERS],
+    "parent_run_id": [{"parent_run_id": id} for id in given(NO_IDENTIFIERS)],
     "lineage": [
-        *({"lineage": value} for value in NO_OBJECTS),
+        *({"lineage": value} for value in given(NO_OBJECTS)),
         {"lineage": {"id": "l"}},
         {"lineage": {"round": 1}},
         {"lineage": {"id": "l", "round": 1, "more": 1}},
@@ -308,8 +317,8 @@ def test_a_verb_without_a_sound_owner_is_refused(refused: Refusals, run: Json, v
 
 EVIDENCE = {"kind": "lease-expired", "expected_owner": OWNER}
 HEAD = {"sequence": 1, "hash": "a" * 64}
-NO_GENERATIONS = [*NO_COUNTS, 0]
-NO_STATUSES = [*NO_TEXTS, "", "Running", "done"]
+NO_GENERATIONS = [*given(NO_COUNTS), 0]
+NO_STATUSES = [*given(NO_TEXTS), "", "Running", "done"]
 BAD_MEMBERS: dict[tuple[str, str], list[Any]] = {
     ("own", "expected_status"): NO_STATUSES,
     ("claim", "expected_status"): NO_STATUSES,
@@ -317,32 +326,32 @@ BAD_MEMBERS: dict[tuple[str, str], list[Any]] = {
     ("reconfirm", "generation"): NO_GENERATIONS,
     ("transition", "generation"): NO_GENERATIONS,
     ("acknowledge-cancel", "generation"): NO_GENERATIONS,
-    ("activate", "claimed_at_ms"): NO_COUNTS,
-    ("abandon", "claimed_at_ms"): NO_COUNTS,
-    ("recover", "claimed_at_ms"): NO_COUNTS,
+    ("activate", "claimed_at_ms"): given(NO_COUNTS),
+    ("abandon", "claimed_at_ms"): given(NO_COUNTS),
+    ("recover", "claimed_at_ms"): given(NO_COUNTS),
     ("own", "lease_ms"): BAD_LEASES,
     ("own", "evidence"): [
-        *NO_OBJECTS,
+        *given(NO_OBJECTS),
         {"kind": "lease-expired"},
         {**EVIDENCE, "kind": "rumour"},
         {**EVIDENCE, "kind": None},
         {**EVIDENCE, "more": 1},
         {**EVIDENCE, "checked_at_ms": 1},
-        *({**EVIDENCE, "expected_heartbeat_at_ms": value} for value in NO_COUNTS),
+        *({**EVIDENCE, "expected_heartbeat_at_ms": value} for value in given(NO_COUNTS)),
         {**EVIDENCE, "expected_owner": {**OWNER, "more": 1}},
         {**EVIDENCE, "expected_owner": {**OWNER, "pid": -1}},
     ],
     ("heartbeat", "lease_ms"): BAD_LEASES,
     ("transition", "to"): [*NO_TEXTS, "", "pending", "done", "Completed"],
     ("transition", "guard"): [
-        *NO_OBJECTS,
+        *given(NO_OBJECTS),
         {"cancel_requested": None},
         {"cancel_requested": True},
         {"cancel_requested": "maybe"},
         {"cancel_requested": "absent", "more": 1},
     ],
     ("transition", "expected_head"): [
-        *NO_OBJECTS,
+        *given(NO_OBJECTS),
         {"sequence": 1},
         {"hash": "a" * 64},
         {**HEAD, "more": 1},
@@ -367,6 +376,24 @@ def test_a_result_belongs_to_an_end(refused: Refusals, run: Json, to: str) -> No
     refused.post(verbs(run)[2], {"owner": run["owner"], "to": to, "result": None}, INVALID)
 
 
+FORMS = {form.name: form for route in routes.ROUTES if (form := route.takes).name}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_null_for_an_optional_member_means_that_it_is_absent(name: str) -> None:
+    for member, found in FORMS[name].members.items():
+        if found.null_is_absent:
+            alone: Form[Json] = Form("", dict, {member: found})
+            assert alone.read({member: None}, "") == alone.read({}, "")
+
+
+def test_a_start_with_nulls_is_a_start_without_these_members(client: Client) -> None:
+    nulls = {name: None for name, member in START.members.items() if member.default is not ...}
+    key = new_key()
+    assert client.start(key, a_start(**{**nulls, "input": 1})).status_code == 201
+    assert client.start(key, a_start(input=1)).json()["code"] == "START_PENDING"
+
+
 def test_the_largest_integer_of_json_is_taken_wherever_an_integer_is(client: Client) -> None:
     most = 2**53 - 1
     owner = {**an_owner(), "pid": most}
@@ -384,7 +411,8 @@ def test_the_largest_integer_of_json_is_taken_wherever_an_integer_is(client: Cli
         *(f"limit={value}" for value in ["", "0", "-1", "x", "1.5", "10000", "%D9%A1", "1%20"]),
         *(f"status={value}" for value in ["", "Running", "done", "running,failed", "%00"]),
         *(
-            f"cursor={quote(value)}"
+            f"cursor={quote(form(value))}"
+            for form in (str, opaque)
             for value in [
                 "x",
                 "[",
@@ -398,7 +426,7 @@ def test_the_largest_integer_of_json_is_taken_wherever_an_integer_is(client: Cli
                 '["a","b",null]',
                 '["a","b","\\u0000"]',
                 '["a","b","\\ud800"]',
-                json.dumps(["a", "b", "c" * 1024]),
+                json.dumps(["a", "b", "c" * 2048]),
                 "[" * 1000,
             ]
         ),

@@ -17,6 +17,7 @@ from fencepost.decision import Attempt
 from fencepost.http import forms, queries, runs, starts, values
 from fencepost.identifiers import Principal, Target
 from fencepost.runs import Lineage, Owner, RunStatus
+from helpers import opaque
 
 PATH_SAFE = string.ascii_letters + string.digits + "._~-"
 keys = st.text(PATH_SAFE, min_size=1, max_size=200).filter(lambda key: key not in (".", ".."))
@@ -161,19 +162,27 @@ def test_no_cursor_begins_at_the_start(query: dict[str, str]) -> None:
 
 
 def test_a_cursor_is_an_array_of_exactly_as_many_strings() -> None:
-    assert cursor('["a","é",""]') == ("a", "é", "")
+    assert cursor(opaque('["a","é",""]')) == ("a", "é", "")
 
 
 @given(st.lists(st.text(), min_size=3, max_size=3).filter(lambda keys: "\0" not in "".join(keys)))
 @example(["\x7f", '"\\\n', "\U0001f600é"])
+@example(["service", "\U0001f600" * 200, "r" * 200])
 def test_a_cursor_that_was_given_out_looks_as_documented_and_is_read_back(keys: list[str]) -> None:
     text = queries.cursor_text(tuple(keys))
     assert text is not None
     documented = runs.RUNS.members["cursor"].parser
     assert isinstance(documented, forms.Parser)
     assert re.search(documented.schema["pattern"], text)
+    assert len(text) <= limits.CURSOR_CHARS_MAX or sum(map(len, keys)) > 600
     if len(text) <= limits.CURSOR_CHARS_MAX:
         assert cursor(text) == tuple(keys)
+
+
+@pytest.mark.parametrize("position", [-1, 0, 10**15, limits.INTEGER_MAX])
+def test_a_cursor_of_any_number_that_is_stored_is_read_back(position: int) -> None:
+    text = queries.cursor_text((str(position),))
+    assert queries.AFTER_SEQUENCE.query({"cursor": text or ""}).cursor == (position,)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +205,9 @@ def test_a_cursor_that_was_given_out_looks_as_documented_and_is_read_back(keys: 
     ],
 )
 def test_a_cursor_that_was_not_given_out_is_refused(text: str) -> None:
-    with pytest.raises(errors.InvalidRequest):
-        cursor(text)
+    for tried in (text, opaque(text), text + "=", "\u00e9"):
+        with pytest.raises(errors.InvalidRequest):
+            cursor(tried)
 
 
 # --- Bodies --------------------------------------------------------------------------------

@@ -5,14 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import fencepost
-from fencepost import audit, errors, fence, inventory, limits, problems, retention, settings
+from fencepost import (
+    audit,
+    errors,
+    fence,
+    inventory,
+    limits,
+    metrics,
+    problems,
+    retention,
+    settings,
+)
 from fencepost.audit import Entry
 from fencepost.fence import Fence, FenceCommand, FenceOutcome, FenceState
 from fencepost.http import auth, queries, serialize
 from fencepost.http.exchange import Reply, Request, Route
 from fencepost.http.forms import Form, Member, Parser
 from fencepost.http.queries import Page
-from fencepost.http.values import COUNT, IDENTIFIER, integer, one_of
+from fencepost.http.values import COUNT, IDENTIFIER, PRINCIPAL, integer, one_of
+from fencepost.identifiers import Principal
 from fencepost.inventory import Corrupt, Owed
 from fencepost.operations import Operation
 from fencepost.reservation import Reservation
@@ -25,12 +36,18 @@ if TYPE_CHECKING:
 
 
 def _fence_transition(
-    expected: str, next: str, revision: int | None, proof_key: str | None
+    expected: str,
+    next: str,
+    revision: int | None,
+    proof_key: str | None,
+    proof_principal: Principal | None,
 ) -> FenceCommand:
     to = FenceState(next)
     if (to is FenceState.PROOF_ONLY) != (proof_key is not None):
         raise errors.InvalidRequest("A 'proof_key' is only for 'next' = 'proof-only'.")
-    return FenceCommand(FenceState(expected), to, revision, proof_key)
+    if proof_principal is not None and proof_key is None:
+        raise errors.InvalidRequest("A 'proof_principal' belongs to a 'proof_key'.")
+    return FenceCommand(FenceState(expected), to, revision, proof_key, proof_principal)
 
 
 FENCE_TRANSITION = Form(
@@ -41,14 +58,23 @@ FENCE_TRANSITION = Form(
         "next": Member(one_of(*FenceState)),
         "revision": Member(COUNT, None, "The revision that the fence must have."),
         "proof_key": Member(IDENTIFIER, None, "The key of the start that proves."),
+        "proof_principal": Member(
+            PRINCIPAL, None, "Whose start it is; omitted, the first one to use the key."
+        ),
     },
     {
         "anyOf": [
             {"properties": {"next": {"const": "proof-only"}}, "required": ["proof_key"]},
-            {"properties": {"next": {"not": {"const": "proof-only"}}, "proof_key": False}},
+            {
+                "properties": {
+                    "next": {"not": {"const": "proof-only"}},
+                    "proof_key": False,
+                    "proof_principal": False,
+                }
+            },
         ]
     },
-    "A `proof_key` belongs to `next` = `proof-only` alone.",
+    "`proof_key` and `proof_principal` belong to `next` = `proof-only` alone.",
 )
 
 PURGE: Form[int] = Form(
@@ -64,7 +90,8 @@ DEEP = Form(
         "deep": Member(
             Parser(lambda text, name: text == "1", {"type": "string"}),
             False,
-            "`1` reads the fence, which takes a token with scope `read`.",
+            "`1` also looks at the schema and reads the fence, which takes a token with scope "
+            "`read`.",
         )
     },
 )
@@ -100,14 +127,20 @@ async def post_fence_transition(request: Request, command: FenceCommand) -> Repl
 
 
 def _fence_json(gate: Fence, *, secrets: bool) -> shown.FenceJson:
-    """The fence. Only with `secrets` (scope `operate`) it has the proof key and its run."""
+    """The fence. Only with `secrets` (scope `operate`) it has the proof, and `last_admitted`."""
     body: shown.FenceJson = {
         "state": gate.state,
         "revision": gate.revision,
         "updated_at_ms": gate.updated_at_ms,
     }
     if secrets:
-        body |= {"proof_key": gate.proof_key, "proof_run_id": gate.proof_run_id}
+        who = gate.proof_principal
+        body |= {
+            "proof_key": gate.proof_key,
+            "proof_principal": None if who is None else {"kind": who.kind, "id": who.id},
+            "proof_run_id": gate.proof_run_id,
+            "last_admitted_revision": gate.last_admitted_revision,
+        }
     return body
 
 
@@ -191,14 +224,25 @@ def _entry_json(entry: Entry) -> shown.EntryJson:
     }
 
 
+async def get_metrics(request: Request, _: None) -> Reply[str]:
+    """Read what a monitor watches: the fence, runs, work, starts to resolve (OpenMetrics)."""
+    return Reply(200, await metrics.read(Reader(request.db)), content_type=metrics.MEDIA)
+
+
 # --- The service -------------------------------------------------------------------------
 
 
 async def get_health(request: Request, deep: bool) -> Reply[shown.HealthJson]:
-    """Check the service, without a token and without D1; `?deep=1` also reads the fence."""
+    """Check the service, without a token and without D1; `?deep=1` looks at the database, too.
+
+    `schema` other than `current`: writes are refused. `behind` or `empty`: the next start, or a
+    fence transition, to the state that the fence has too, brings it forward. `foreign`: a table was
+    altered; an operator must look.
+    """
     body: shown.HealthJson = {"status": "ok", "version": fencepost.__version__}
     if deep:
         auth.admit(request, ("read",))
+        body["schema"] = await request.db.schema_state()
         body["fence"] = (await fence.read(request.db)).state
     return Reply(200, body)
 
@@ -280,6 +324,15 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("operate",),
         handler=list_audit,
         takes=queries.AFTER_SEQUENCE,
+    ),
+    Route(
+        method="GET",
+        pattern="/metrics",
+        scopes=("operate",),
+        handler=get_metrics,
+        takes=queries.NO_QUERY,
+        problems=(_UNREADABLE,),
+        media=metrics.MEDIA,
     ),
     Route(
         method="GET",

@@ -24,20 +24,29 @@ class Parser(Generic[T]):
 
     Inside `schema`, a Form or Parser means its own schema. `read` takes the value and its name for
     error messages; it raises ValueError with a sentence. With a `name`, the document has the
-    schema once, under that name.
+    schema once, under that name. `takes_null`: null is a value of its own.
     """
 
     read: Callable[[Any, str], T]
     schema: Schema
     name: str = ""
+    takes_null: bool = False
 
 
 class Member(NamedTuple):
-    """A member of a form, required unless it has a default. `about` is for the document."""
+    """A member of a form, required unless it has a default. `about` is for the document.
+
+    If it is not required, null means that it is absent, unless its parser takes null.
+    """
 
     parser: Parser[Any] | Form[Any]
     default: Any = ...
     about: str = ""
+
+    @property
+    def null_is_absent(self) -> bool:
+        takes_null = isinstance(self.parser, Parser) and self.parser.takes_null
+        return self.default is not ... and not takes_null
 
 
 class Form(Generic[T]):
@@ -61,7 +70,8 @@ class Form(Generic[T]):
         self.about = about
         self.make = make
         self._plan = [
-            (name, parser.read, default) for name, (parser, default, _) in members.items()
+            (name, member.parser.read, member.default, member.null_is_absent)
+            for name, member in members.items()
         ]
 
     def read(self, value: Any, name: str) -> T:
@@ -77,8 +87,8 @@ class Form(Generic[T]):
         """The known members, each read by its parser. Raises InvalidRequest."""
         taken = {}
         try:
-            for member, read, default in self._plan:
-                if member in members:
+            for member, read, default, null_is_absent in self._plan:
+                if member in members and not (null_is_absent and members[member] is None):
                     taken[member] = read(members[member], member)
                 elif default is ...:
                     raise errors.InvalidRequest(f"{_where(name)} lacks the member {member!r}.")

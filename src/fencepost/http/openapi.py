@@ -52,8 +52,8 @@ _HEADERS: dict[str, tuple[Json, str]] = {
     "Location": ({"type": "string", "pattern": "^/v1/runs/"}, "The run."),
     "Preference-Applied": ({"type": "string", "pattern": "^wait=[0-9]+$"}, "On a wait."),
     "Retry-After": ({"type": "integer", "minimum": 1}, "Seconds, where a wait makes sense."),
-    "Server-Timing": (_TEXT, "Round trips to the database, rows read and written."),
-    "WWW-Authenticate": ({"const": "Bearer"}, "What is asked for."),
+    "Server-Timing": (_TEXT, "Round trips to the database; for scope `operate`, rows, too."),
+    "WWW-Authenticate": (_TEXT, "What is wrong with the token (RFC 6750)."),
 }
 _ALWAYS = ("Cache-Control", "Server-Timing")
 # Headers of refusals, and the statuses that have them.
@@ -125,7 +125,7 @@ def _tag(route: Route[Any]) -> str:
         return "operations"
     if not route.scopes:
         return "service"
-    first = route.pattern.split("/")[2]
+    first = route.pattern.removeprefix("/v1").split("/")[1]
     return first if first in TAGS else "operators"
 
 
@@ -278,12 +278,39 @@ class Schemas:
 
     def _of_form(self, form: Form[Any]) -> Json:
         members = form.members.items()
+        absent = {name for name, member in members if member.null_is_absent}
+        properties = {name: self.of_member(member) for name, member in members}
         schema = self._object(
-            {name: self.of_member(member) for name, member in members},
+            {
+                name: self._or_null(property) if name in absent else property
+                for name, property in properties.items()
+            },
             [name for name, member in members if member.default is ...],
             form.about,
         )
-        return {**schema, **self._resolved(form.rules)}
+        return {**schema, **self._with_nulls(self._resolved(form.rules), absent)}
+
+    def _or_null(self, schema: Json) -> Json:
+        about: Json = {name: schema[name] for name in ("description", "default") if name in schema}
+        rest = {name: value for name, value in schema.items() if name not in about}
+        return {**about, "anyOf": [rest, {"type": "null"}]}
+
+    def _with_nulls(self, rule: Any, absent: set[str]) -> Any:
+        """A rule on several members, where null means that one of `absent` is not there."""
+        if isinstance(rule, list):
+            return [self._with_nulls(part, absent) for part in rule]
+        if not isinstance(rule, dict):
+            return rule
+        found = {name: self._with_nulls(part, absent) for name, part in rule.items()}
+        asked = found.get("properties", {})
+        properties = {
+            name: {"anyOf": [part, {"type": "null"}]} if name in absent else part
+            for name, part in asked.items()
+        }
+        for name in absent.intersection(found.get("required", [])):
+            there = {"not": {"type": "null"}}
+            properties[name] = {"allOf": [asked[name], there]} if name in asked else there
+        return {**found, "properties": properties} if properties else found
 
     def _resolved(self, schema: Any) -> Any:
         """A schema in which forms and parsers are replaced by their schemas."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from fencepost import limits
+from fencepost import limits, retention, settings
 from fencepost.decision import Attempt, Decision, Exit, Seen, exits
 from fencepost.errors import Conflict, FencepostError
 from fencepost.http import serialize
@@ -21,18 +21,20 @@ if TYPE_CHECKING:
 # --- Starts ------------------------------------------------------------------------------
 
 
-def start_reply(attempt: Attempt, decision: Decision, seen: Seen) -> Reply[shown.StartAnswerJson]:
+def start_reply(
+    request: Request, attempt: Attempt, decision: Decision, seen: Seen
+) -> Reply[shown.StartAnswerJson]:
     """201 for a new start, 200 for a retry by the same owner or a replay; raises the refusals."""
     if decision is Decision.STARTED:
-        reply = _start_body("started", seen)
+        reply = _start_body(request, "started", seen)
         reply.status = 201 if seen.created else 200
         return reply
     if decision is Decision.REPLAYED:
-        reply = _start_body("replayed", seen)
+        reply = _start_body(request, "replayed", seen)
         reply.headers["Idempotent-Replayed"] = "true"
         return reply
     if decision is Decision.FENCED:
-        raise seen.gate.refusal()
+        raise _fenced(attempt, seen)
     if decision is Decision.LOOKUP_CONFLICT:
         raise Conflict(
             "The names of this subject belong to different runs. Nothing was written.",
@@ -46,8 +48,31 @@ def start_reply(attempt: Attempt, decision: Decision, seen: Seen) -> Reply[shown
     raise _REFUSALS[decision](seen.reservation)
 
 
+def _fenced(attempt: Attempt, seen: Seen) -> FencepostError:
+    refusal = seen.gate.refusal()
+    if seen.reservation is None and seen.gate.admits_start(attempt.key, attempt.principal):
+        refusal.detail = (
+            "The subject of this start has a run already. The proof of a deployment makes a run of "
+            "its own: send this key without a subject, or with a new one. Nothing was written."
+        )
+    return refusal
+
+
+def _replays(request: Request, run: Run) -> shown.ReplaysJson | None:
+    """How long the key replays; None while the run has not ended, or if nothing is ever purged."""
+    try:
+        kept = settings.retention(request.setting) if run.finished_at_ms is not None else None
+    except ValueError:
+        return None
+    if kept is None or run.finished_at_ms is None:
+        return None
+    run_until_ms = run.finished_at_ms + kept.run_days * retention.DAY_MS
+    key_until_ms = run_until_ms + max(kept.key_days, kept.run_days) * retention.DAY_MS
+    return {"run_until_ms": run_until_ms, "key_until_ms": key_until_ms}
+
+
 def _start_body(
-    outcome: Literal["started", "replayed"], seen: Seen
+    request: Request, outcome: Literal["started", "replayed"], seen: Seen
 ) -> Reply[shown.StartAnswerJson]:
     held, run = seen.reservation, seen.run
     assert held is not None
@@ -56,6 +81,7 @@ def _start_body(
         "outcome": outcome,
         "reservation": serialize.reservation_json(held),
         "run": serialize.run_json(run),
+        "replays": _replays(request, run),
     }
     headers = {"Location": f"/v1/runs/{run.run_id}"}
     return Reply(200, body, headers, run_id=run.run_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -87,6 +88,23 @@ REQUEST_KEY = Header(
     "Names this request, of this principal on this run (or on the deployment): it has one effect, "
     "however often it is sent, and a retry is answered as the first one was.",
 )
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
+
+
+def traceparent(header: str | None) -> str | None:
+    """The trace context of a request (W3C Trace Context, version 00). None for any other text."""
+    return header if header and _TRACEPARENT.fullmatch(header) else None
+
+
+TRACEPARENT = Header(
+    "traceparent",
+    traceparent,
+    {"type": "string"},
+    False,
+    "The trace context (W3C). The run keeps that of its start; one that is not valid is ignored.",
+)
 PREFER_WAIT = Header(
     "Prefer",
     preferred_wait_s,
@@ -112,16 +130,13 @@ def query_integer(low: int, high: int) -> Parser[int]:
     return Parser(read, schema)
 
 
-class Key(NamedTuple):
-    """One of the strings of a cursor: how it is read, and its pattern as JSON."""
-
-    read: Callable[[str], Any]
-    pattern: str
+# How one of the strings in a cursor is read. Raises ValueError.
+Key = Callable[[str], Any]
 
 
 def _position(text: str) -> int:
     """A sequence number; −1 is the position before the first."""
-    if not re.fullmatch(r"-1|[0-9]{1,15}", text):
+    if not re.fullmatch(r"-1|[0-9]{1,16}", text) or int(text) > limits.INTEGER_MAX:
         raise ValueError
     return int(text)
 
@@ -130,48 +145,53 @@ def _is_text(key: Any) -> bool:
     return isinstance(key, str) and "\0" not in key and is_well_formed(key)
 
 
-POSITION = Key(_position, "(?:-1|[0-9]{1,15})")
+POSITION: Key = _position
 # Without NUL and lone surrogates, which no stored text has.
-TEXT = Key(
-    str,
-    r"(?:[ !#-\[\]-\x7f]|\\[\"\\bfnrt]|\\u(?!0000|[dD][89a-fA-F])[0-9a-fA-F]{4}"
-    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*",
-)
+TEXT: Key = str
 
 
 def cursor_text(keys: tuple[str, ...] | None) -> str | None:
-    """The text of a cursor, as `cursor` reads it."""
-    return None if keys is None else json.dumps(keys, separators=(",", ":"))
+    """The text of a cursor, as `cursor` reads it: base64url of a JSON array."""
+    if keys is None:
+        return None
+    array = json.dumps(keys, ensure_ascii=False, separators=(",", ":"))
+    return base64.urlsafe_b64encode(array.encode()).decode().rstrip("=")
+
+
+def _keys_of(text: str) -> list[str]:
+    """The strings in a cursor. Raises ValueError for any other text."""
+    if len(text) > limits.CURSOR_CHARS_MAX or not re.fullmatch(_CURSOR, text):
+        raise ValueError
+    found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    if not isinstance(found, list) or not all(map(_is_text, found)):
+        raise ValueError
+    return found
+
+
+_CURSOR = "[A-Za-z0-9_-]*"
 
 
 def cursor(*shapes: tuple[Key, ...]) -> Parser[tuple[Any, ...] | None]:
-    """A parser of cursors: a JSON array of strings, in one of these shapes."""
+    """A parser of cursors that hold strings in one of these shapes."""
     keys_of = {len(shape): shape for shape in shapes}
 
     def read(text: str, name: str) -> tuple[Any, ...] | None:
         if not text:
             return None
         try:
-            found = json.loads(text) if len(text) <= limits.CURSOR_CHARS_MAX else None
-            if not isinstance(found, list) or not all(map(_is_text, found)):
-                raise ValueError
-            return tuple(
-                key.read(part) for key, part in zip(keys_of[len(found)], found, strict=True)
-            )
+            found = _keys_of(text)
+            return tuple(key(part) for key, part in zip(keys_of[len(found)], found, strict=True))
         except (ValueError, KeyError, RecursionError):
             refusal = f"Query parameter {name} is not one that a list gave out."
             raise ValueError(refusal) from None
 
-    arrays = "|".join(
-        "\\[" + ",".join(f'"{key.pattern}"' for key in shape) + "\\]" for shape in shapes
-    )
     return Parser(
         read,
         {
             "type": "string",
             "maxLength": limits.CURSOR_CHARS_MAX,
-            "pattern": f"^(?:{arrays})?$",
-            "description": "The cursor of the page before. Do not make one.",
+            "pattern": f"^{_CURSOR}$",
+            "description": "The cursor of the page before, as it is.",
         },
     )
 

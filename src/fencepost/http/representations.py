@@ -119,6 +119,8 @@ class RunSummaryJson(TypedDict):
     lineage: LineageJson | None
     head: HeadJson
     machine: MachineJson | None
+    # The trace context (W3C) of the request that started it.
+    traceparent: str | None
 
 
 class RunJson(RunSummaryJson):
@@ -193,16 +195,32 @@ class ReservationJson(TypedDict):
     state: ReservationState
     attempt: Annotated[int, POSITIVE]
     outcome: str | None
+    # The revision of the fence that admitted its last attempt; null if an old build did.
+    admitted_revision: Count | None
     created_at_ms: Ms
     updated_at_ms: Ms
 
 
+class ReplaysJson(TypedDict):
+    """How long the key replays, once its run has ended; then the run may be purged.
+
+    `key_until_ms`: until then the key starts nothing, for all that is known; the purge of the run
+    may come later, and moves it.
+    """
+
+    run_until_ms: Ms
+    key_until_ms: Ms
+
+
 class StartAnswerJson(TypedDict):
-    """`started`: execute the run now. `replayed`: the run that the key already has."""
+    """`started`: execute the run now. `replayed`: the run that the key already has. `replays` is
+    null until the run has ended.
+    """
 
     outcome: Literal["started", "replayed"]
     reservation: ReservationJson
     run: RunJson
+    replays: ReplaysJson | None
 
 
 class SeenStartJson(TypedDict):
@@ -312,12 +330,17 @@ class SeenOperationJson(TypedDict):
 
 
 class FenceJson(TypedDict):
-    """The proof is for scope `operate` alone; `updated_at_ms` is null if never provisioned."""
+    """`updated_at_ms` is null if never provisioned. The rest is for scope `operate` alone.
+
+    `last_admitted_revision`: no run was started under a later revision.
+    """
 
     state: FenceState
     revision: Count
     proof_key: NotRequired[Identifier | None]
+    proof_principal: NotRequired[PrincipalJson | None]
     proof_run_id: NotRequired[Identifier | None]
+    last_admitted_revision: NotRequired[Count | None]
     updated_at_ms: Ms | None
 
 
@@ -386,10 +409,11 @@ class WhoamiJson(TypedDict):
 
 
 class HealthJson(TypedDict):
-    """`fence` is there only with `?deep=1`."""
+    """`schema` and `fence` are there only with `?deep=1`."""
 
     status: Literal["ok"]
     version: str
+    schema: NotRequired[Literal["current", "behind", "empty", "foreign"]]
     fence: NotRequired[FenceState]
 
 

@@ -261,7 +261,8 @@ TRANSITION = Form(
 
 async def get_run(request: Request, wait_s: int) -> Reply[shown.RunJson]:
     """Read a run, with state and result; with `Prefer: wait=N`, wait for its end."""
-    run = await snapshot.wait_for_end(request.db, request.params["run_id"], request.viewer, wait_s)
+    run_id, viewer = request.params["run_id"], request.viewer
+    run = await snapshot.wait_for_end(request.db, run_id, viewer, wait_s, request.gone)
     return Reply(200, serialize.run_json(run), run_id=run.run_id)
 
 
@@ -445,7 +446,14 @@ _TAKEN = ("ALREADY_CLAIMED", "HEARTBEAT_FRESH", "SNAPSHOT_CHANGED")
 
 ROUTES: tuple[Route[Any], ...] = (
     Route(method="GET", pattern="/v1/runs", scopes=("read",), handler=list_runs, takes=RUNS),
-    Route(method="GET", pattern=_RUN, scopes=("read",), handler=get_run, takes=WAIT_S),
+    Route(
+        method="GET",
+        pattern=_RUN,
+        scopes=("read",),
+        handler=get_run,
+        takes=WAIT_S,
+        problems=("TOO_MANY_WAITERS",),
+    ),
     Route(
         method="GET",
         pattern=f"{_RUN}/ownership",

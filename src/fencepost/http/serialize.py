@@ -55,6 +55,7 @@ def run_json(run: Run, *, content: bool = True) -> shown.RunJson | shown.RunSumm
         "lineage": None if rounds is None else {"id": rounds.id, "round": rounds.round},
         "head": {"sequence": run.head.sequence, "hash": run.head.hash},
         "machine": _machine_json(run.machine),
+        "traceparent": run.traceparent,
     }
     if not content:
         return shape
@@ -124,6 +125,7 @@ def reservation_json(held: Reservation) -> shown.ReservationJson:
         "state": held.state,
         "attempt": held.attempt,
         "outcome": held.outcome,
+        "admitted_revision": held.admitted_revision,
         "created_at_ms": held.created_at_ms,
         "updated_at_ms": held.updated_at_ms,
     }

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from fencepost import errors, limits, requests, retention, settings
-from fencepost.http import auth, forms, queries, routes
+from fencepost.http import auth, cors, forms, queries, routes
 from fencepost.http.exchange import Reply, Request, Route
 from fencepost.identifiers import Deed, Principal
 from fencepost.storage.d1 import Database, SchemaMemory
@@ -33,6 +33,8 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
     """The reply to a request, and the pattern of its route. Never raises an Exception."""
     pattern = None
     try:
+        if asked := cors.preflight(request):
+            return asked, None
         _check_target(request)
         route, request.params = routes.find(request.method, request.path)
         pattern = route.pattern
@@ -146,6 +148,7 @@ def log_line(request: Request, reply: Reply[Any], pattern: str | None, elapsed_m
             "code": reply.code,
             "principal": None if principal is None else str(principal),
             "run": reply.run_id or request.params.get("run_id"),
+            "traceparent": queries.traceparent(request.header("traceparent")),
             "d1_round_trips": request.db.round_trips,
             "branch": request.db.branch,
             "ms": round(elapsed_ms),
@@ -180,7 +183,7 @@ async def serve(js_request: Any, env: Any) -> Any:
     request = _receive(js_request, env)
     reply, pattern = await answer(request)
     _log(log_line(request, reply, pattern, (time.perf_counter() - started) * 1000))
-    return _send(reply, request.db, with_body=str(js_request.method) != "HEAD")
+    return _send(request, reply, with_body=str(js_request.method) != "HEAD")
 
 
 async def purge(env: Any) -> None:
@@ -252,25 +255,34 @@ def _too_large() -> errors.InvalidRequest:
     )
 
 
-def _send(reply: Reply[Any], db: Database, *, with_body: bool) -> Any:
-    javascript = _javascript()
+def _timing(request: Request) -> str:
+    """`Server-Timing`: round trips; and for `operate` alone what tells rows that others have."""
+    db = request.db
     branch = f', commit;desc="{db.branch}"' if db.branch else ""
+    if "operate" not in request.scopes:
+        return f'd1;desc="{db.round_trips} round trips"{branch}'
+    return (
+        f'd1;desc="{db.round_trips} round trips";dur={db.elapsed_ms:.0f}, '
+        f'rows;desc="{db.rows_read} read, {db.rows_written} written"{branch}'
+    )
+
+
+def _send(request: Request, reply: Reply[Any], *, with_body: bool) -> Any:
+    javascript = _javascript()
     headers = {
         "Content-Type": reply.content_type,
         "Cache-Control": "no-store",
-        "Server-Timing": (
-            f'd1;desc="{db.round_trips} round trips";dur={db.elapsed_ms:.0f}, '
-            f'rows;desc="{db.rows_read} read, {db.rows_written} written"{branch}'
-        ),
+        "Server-Timing": _timing(request),
         **reply.headers,
+        **cors.headers(request),
     }
-    if db.replay and reply.status == 200:
+    if request.db.replay and reply.status == 200:
         headers["Idempotent-Replayed"] = "true"
     body = reply.body
     if not isinstance(body, str):
         body = _dumps(body)
     options = javascript.parse(_dumps({"status": reply.status, "headers": headers}))
-    if not with_body:
+    if not with_body or reply.status == 204:
         return javascript.response(javascript.null, options)
     # Bytes are copied to JavaScript in one piece, a str character by character.
     return javascript.response(javascript.to_js(body.encode()), options)

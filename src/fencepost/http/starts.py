@@ -97,7 +97,7 @@ class StartBody(NamedTuple):
     machine: str | None
     subject: Subject | None
 
-    def attempt(self, key: str, principal: Principal) -> Attempt:
+    def attempt(self, key: str, principal: Principal, traceparent: str | None = None) -> Attempt:
         """The attempt of `principal` under `key`. Without an owner in the body, one is made.
 
         Its nonce is random, so that no other process can act as this owner.
@@ -115,6 +115,7 @@ class StartBody(NamedTuple):
             lineage=self.lineage,
             subject=self.subject,
             machine=self.machine,
+            traceparent=traceparent,
         )
 
 
@@ -124,7 +125,9 @@ START = Form(
     {
         "target": Member(TARGET),
         "input": Member(
-            Parser(ANYTHING.read, _INPUT.schema), None, "Becomes the first `state` of the run."
+            Parser(ANYTHING.read, _INPUT.schema, takes_null=True),
+            None,
+            "Becomes the first `state` of the run.",
         ),
         "owner": Member(OWNER, None, "Send your own: its nonce makes your retry converge."),
         "lease_ms": Member(LEASE_MS, limits.LEASE_MS_DEFAULT),
@@ -179,14 +182,15 @@ RESOLUTION = Form(
 async def post_start(request: Request, body: StartBody) -> Reply[shown.StartAnswerJson]:
     """Start the run that the key names, or answer with the run that it already has."""
     wait_s = queries.PREFER_WAIT.of(request)
-    attempt = body.attempt(queries.IDEMPOTENCY_KEY.of(request), request.sender)
+    key, trace = queries.IDEMPOTENCY_KEY.of(request), queries.TRACEPARENT.of(request)
+    attempt = body.attempt(key, request.sender, trace)
     try:
         decision, seen = await starts.start(request.db, attempt, wait_s=wait_s, gone=request.gone)
     except errors.Unknown as unknown:
         if body.owner is None:
             unknown.detail = _UNKNOWN_WITHOUT_OWNER
         raise
-    reply = outcomes.start_reply(attempt, decision, seen)
+    reply = outcomes.start_reply(request, attempt, decision, seen)
     if wait_s:
         reply.headers["Preference-Applied"] = f"wait={wait_s}"
     return reply
@@ -244,7 +248,7 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("start",),
         handler=post_start,
         takes=START,
-        headers=(queries.IDEMPOTENCY_KEY, queries.PREFER_WAIT),
+        headers=(queries.IDEMPOTENCY_KEY, queries.PREFER_WAIT, queries.TRACEPARENT),
         statuses=(200, 201),
         response_headers=("Location", "Idempotent-Replayed", "Preference-Applied"),
         problems=(
@@ -259,6 +263,7 @@ ROUTES: tuple[Route[Any], ...] = (
             "START_UNRESOLVABLE",
             "START_ALREADY_SETTLED",
             "CONTENDED",
+            "TOO_MANY_WAITERS",
             "EXECUTION_FENCED",
             "EXECUTION_FENCE_UNREADABLE",
         ),

@@ -11,10 +11,13 @@ from fencepost.http.forms import Form, Member, Parser
 from fencepost.identifiers import (
     IDENTIFIER_PATTERN,
     OPERATION_ID_PATTERN,
+    Principal,
+    PrincipalKind,
     Target,
     TargetKind,
     is_identifier,
     is_owner_field,
+    is_principal_id,
     is_well_formed,
 )
 from fencepost.journal import Head
@@ -145,6 +148,7 @@ ANYTHING = Parser(
         ),
     },
     "Json",
+    takes_null=True,
 )
 
 
@@ -158,7 +162,7 @@ def stored_json(bytes_max: int) -> Parser[str]:
         return text
 
     about = f"At most {bytes_max} bytes of compact JSON."
-    return Parser(read, {"$ref": ANYTHING, "description": about})
+    return Parser(read, {"$ref": ANYTHING, "description": about}, takes_null=True)
 
 
 def too_large(name: str, bytes_max: int) -> errors.InvalidRequest:
@@ -217,6 +221,18 @@ def _change(value: Any, name: str) -> str:
     return value
 
 
+_PRINCIPAL_ID = {"type": "string", "minLength": 1, "maxLength": limits.IDENTIFIER_CHARS_MAX}
+
+
+def _principal_id(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not is_principal_id(value):
+        raise ValueError(
+            f"{name!r} is 1–{limits.IDENTIFIER_CHARS_MAX} characters, not blank, without control "
+            "characters."
+        )
+    return value
+
+
 CHANGE = Parser(_change, {"type": "string", "pattern": f"^{_CHANGE}$"})
 
 
@@ -225,6 +241,13 @@ HEAD = Form(
     Head,
     {"sequence": Member(integer(1, limits.INTEGER_MAX - 1)), "hash": Member(HASH)},
     about="The last event of a run's history.",
+)
+
+PRINCIPAL = Form(
+    "Principal",
+    Principal,
+    {"kind": Member(one_of(*PrincipalKind)), "id": Member(Parser(_principal_id, _PRINCIPAL_ID))},
+    about="Who sends a request, as its token says.",
 )
 
 # --- Members of many bodies --------------------------------------------------------------

@@ -10,7 +10,9 @@ fails because of it; the next isolate does before its first write.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 from fencepost import errors
 from fencepost.schema import ddl, migrations, tables
@@ -38,6 +40,14 @@ class Shape(NamedTuple):
     @property
     def current(self) -> bool:
         return not (self.foreign or self.outdated or self.lacking)
+
+    @property
+    def state(self) -> Literal["current", "behind", "empty", "foreign"]:
+        if self.foreign:
+            return "foreign"
+        if len(self.lacking) == len(DDL) + len(INDEXES):
+            return "empty"
+        return "current" if self.current else "behind"
 
     def require_ours(self) -> None:
         """Raises SchemaMismatch for a shape that no build of this product had."""
@@ -127,11 +137,45 @@ async def explain(db: Database, failure: errors.FencepostError) -> errors.Fencep
     return failure
 
 
+_WRITES_FENCE = re.compile(r"\b(?:INTO|UPDATE)\s+fencepost_fence\b")
+_READS_FENCE = re.compile(r"\bfencepost_fence\b")
+
+
+def without_fence(
+    missing: errors.MissingTable, statements: Sequence[Statement]
+) -> list[Statement] | None:
+    """The statements for a database without a fence table: they find no row, as it is open.
+
+    If the table is there by then, they find a row that admits nothing. None if another table is
+    missing, or if they write the fence.
+    """
+    fence = "fencepost_fence"
+    if missing.table != fence or any(_WRITES_FENCE.search(each.sql) for each in statements):
+        return None
+    columns = ", ".join(f"NULL AS {column}" for column in migrations.columns_of(fence))
+    absent = f"(SELECT {columns} FROM sqlite_master WHERE name = 'fencepost_' || 'fence')"
+    return [each.replacing(_READS_FENCE, absent) for each in statements]
+
+
+async def absence(db: Database, missing: errors.MissingTable) -> errors.FencepostError:
+    """The error for a missing table: MissingTable in a database that has none of ours.
+
+    Otherwise SchemaBehind, as the table was dropped or is of a later build; or Refused, if it is
+    none of ours. One round trip.
+    """
+    found = await inspect(db)
+    if found.state == "empty":
+        return missing
+    if missing.table not in DDL:
+        return errors.Refused(missing.message)
+    return errors.SchemaBehind(missing.table, None, "missing")
+
+
 async def ensure(db: Database) -> None:
     """Migrate earlier shapes and create what is missing, in one transaction.
 
-    Raises SchemaMismatch, and writes nothing, when any table has an unknown shape. Tables of the
-    present shape are not touched.
+    Raises SchemaMismatch, and writes nothing, when any table has an unknown shape, or a row that
+    its present shape refuses. Tables of the present shape are not touched.
     """
     found = await inspect(db)
     found.require_ours()
@@ -144,9 +188,35 @@ async def ensure(db: Database) -> None:
     try:
         results = await db.batch_unguarded([*moves, *creates, Statement(_READ_SHAPE)])
         after = judge(results[-1])
+    except errors.ConstraintFailed as refused:
+        raise await _row_refused(db, found, refused) from refused
     except (errors.Refused, errors.MissingTable):
         # Another request may have migrated it first. Then nothing is left to do.
         after = await inspect(db)
         if not after.current:
             raise
     after.require_current()
+
+
+# Fails by its marker, so that nothing of its batch stays.
+_TAKE_BACK = "SELECT json_extract('{}', 'FENCEPOST_TAKEN_BACK')"
+
+
+async def _row_refused(
+    db: Database, found: Shape, refused: errors.StorageError
+) -> errors.FencepostError:
+    """Which table has the row that its present shape refuses, and which migration it is.
+
+    Each table is rebuilt alone, and taken back. A round trip a table.
+    """
+    shape = migrations.shape_of(earlier for earlier, _, _ in found.outdated)
+    for earlier, stored, _ in found.outdated:
+        try:
+            rebuild = migrations.statements(earlier, stored)
+            await db.batch_unguarded([*rebuild, Statement(_TAKE_BACK)])
+        except errors.ConstraintFailed:
+            difference = f"a row does not fit the present shape, in the migration from {shape}"
+            return errors.SchemaMismatch(earlier.table, None, difference)
+        except errors.StorageError:
+            continue
+    return refused

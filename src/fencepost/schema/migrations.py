@@ -30,10 +30,19 @@ class Earlier(NamedTuple):
     drops: tuple[str, ...] = ()
 
 
+# Before the fence knew under which revision the last run was started: under the present one at the
+# latest.
+_ADMITTED = (
+    "last_admitted_revision",
+    "CASE WHEN EXISTS (SELECT 1 FROM fencepost_reservations) THEN revision END",
+)
+
+# This shape came back in 7-requests.
 _FENCE_1 = Earlier(
     "fencepost_fence",
     "e9b7eba087566ed28ebf8af4e99f44fbd43e3f7a3f50b79c0cf20a28e01124ff",
     ("id", "state", "revision", "proof_key", "proof_run_id", "updated_at_ms"),
+    fills=(_ADMITTED,),
 )
 
 _RUNS_1 = Earlier(
@@ -73,6 +82,33 @@ _RUNS_3 = Earlier(
         *("cancel_requested_at_ms", "cancel_acknowledged_at_ms"),
         *("parent_run_id", "lineage_id", "lineage_round", "head_sequence", "head_hash"),
         *("write_token", "updated_at_ms", "created_at_ms", "started_at_ms", "finished_at_ms"),
+    ),
+)
+
+# Before a run kept the trace context of its start.
+_RUNS_4 = Earlier(
+    "fencepost_runs",
+    "498b31ded89a31b6ee9db84ae360c1901c73a75bb38e3fa3818a6e7e0370da68",
+    (
+        *("run_id", "principal_kind", "principal_id", "target_kind", "target_id", "thread_id"),
+        *("status", "owner_host_id", "owner_pid", "owner_nonce", "generation"),
+        *("heartbeat_at_ms", "lease_ms", "lease_expires_at_ms"),
+        *("claim_host_id", "claim_pid", "claim_nonce", "claimed_at_ms", "claim_heartbeat_at_ms"),
+        *("cancel_requested_at_ms", "cancel_acknowledged_at_ms"),
+        *("parent_run_id", "lineage_id", "lineage_round"),
+        *("machine", "machine_state", "machine_code", "head_sequence", "head_hash"),
+        *("write_token", "updated_at_ms", "created_at_ms", "started_at_ms", "finished_at_ms"),
+    ),
+)
+
+# Before a reservation kept the revision of the fence that admitted it.
+_RESERVATIONS_2 = Earlier(
+    "fencepost_reservations",
+    "cfb2963b7c93dde0a087c1b25c1433bd15bb53b1f69d6c99472d0d41d202a27e",
+    (
+        *("key", "owner_kind", "owner_id", "target_kind", "target_id", "thread_id"),
+        *("fingerprint", "run_id", "state", "attempt", "claim_nonce", "outcome"),
+        *("created_at_ms", "updated_at_ms", "joined", "subject_sha256"),
     ),
 )
 
@@ -121,6 +157,7 @@ _FENCE_2 = Earlier(
         *("id", "state", "revision", "proof_key", "proof_run_id"),
         *("transition_key", "transition_receipt", "updated_at_ms"),
     ),
+    fills=(_ADMITTED,),
     drops=("transition_key", "transition_receipt"),
 )
 
@@ -147,15 +184,18 @@ _AUDIT_1 = Earlier(
     ),
 )
 
+_BEFORE_8 = (_FENCE_2, _RESERVATIONS_2, _RUNS_4)
+
 # The earlier shapes of a database, oldest first: those of its tables that differ from the present
 # ones. A table that was added later is missing there. An index belongs to its table.
 MIGRATIONS = {
     "1-starts": (_FENCE_1, _RESERVATIONS_1, _RUNS_1, _EVENTS_1, _OWNERSHIP_1),
     "2-operators": (_FENCE_2, _RESERVATIONS_1, _RUNS_1, _EVENTS_1, _OWNERSHIP_1, _AUDIT_1),
     "3-ownership": (_FENCE_2, _RESERVATIONS_1, _RUNS_3, _EVENTS_1, _OWNERSHIP_1, _AUDIT_1),
-    "4-history": (_FENCE_2, _EVENTS_1, _OWNERSHIP_1, _OPERATIONS_1, _AUDIT_1),
-    "5-tokens": (_FENCE_2, _OWNERSHIP_1, _OPERATIONS_1, _AUDIT_1),
-    "6-grants": (_FENCE_2, _OPERATIONS_2, _AUDIT_1),
+    "4-history": (*_BEFORE_8, _EVENTS_1, _OWNERSHIP_1, _OPERATIONS_1, _AUDIT_1),
+    "5-tokens": (*_BEFORE_8, _OWNERSHIP_1, _OPERATIONS_1, _AUDIT_1),
+    "6-grants": (*_BEFORE_8, _OPERATIONS_2, _AUDIT_1),
+    "7-requests": (_FENCE_1, _RESERVATIONS_2, _RUNS_4),
 }
 
 # Of the tables that the oldest shape lacks: the first shape that has them.
@@ -205,6 +245,12 @@ def _rebuild(earlier: Earlier) -> list[str]:
         f"DROP TABLE {name}",
         f"ALTER TABLE {name}_next RENAME TO {name}",
     ]
+
+
+def shape_of(found: Iterable[Earlier]) -> str:
+    """The name of the shape with these earlier tables; the oldest of several."""
+    tables_found = set(found)
+    return next((name for name, shape in MIGRATIONS.items() if set(shape) >= tables_found), "?")
 
 
 def table_of(name: str) -> str:

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fencepost import errors, limits
 from fencepost.identifiers import Deed, KeyedRequest, Replay, is_well_formed
@@ -75,12 +75,31 @@ class Database:
 
         Raises ValueError before anything is sent when a statement is outside D1's limits, and
         one of MissingTable, ConstraintFailed, Refused (it did not run) or Unknown (the reply
-        was lost: it may have committed) when D1 fails.
+        was lost: it may have committed) when D1 fails. With a `schema`, MissingTable means that
+        the database has no table at all; if one of them is missing it is SchemaBehind. A missing
+        fence table is an open fence, one round trip later.
         """
         known = self._schema is None or self._schema.current
         if not known and not all(map(_is_select, statements)):
             await self.ready()
-        return await self.batch_unguarded(statements)
+        try:
+            return await self.batch_unguarded(statements)
+        except errors.MissingTable as missing:
+            return await self._batch_without(missing, statements)
+
+    async def _batch_without(
+        self, missing: errors.MissingTable, statements: Sequence[Statement]
+    ) -> list[Result]:
+        """The batch in a database without this table, if that is the fence. Else it raises."""
+        from fencepost.schema import guard
+
+        found = missing
+        if unfenced := guard.without_fence(missing, statements):
+            try:
+                return await self.batch_unguarded(unfenced)
+            except errors.MissingTable as another:
+                found = another
+        raise found if self._schema is None else await guard.absence(self, found) from None
 
     async def ready(self, *, creating: bool = False) -> None:
         """Check the schema, unless it was found current before.
@@ -104,6 +123,12 @@ class Database:
         await guard.ensure(self)
         if self._schema is not None:
             self._schema.current = True
+
+    async def schema_state(self) -> Literal["current", "behind", "empty", "foreign"]:
+        """What the database is to this build. One round trip, which writes nothing."""
+        from fencepost.schema import guard
+
+        return (await guard.inspect(self)).state
 
     def forget_schema(self) -> None:
         """Check the schema again before the next write."""

@@ -47,6 +47,12 @@ class Statement:
         outer.sql, outer.params = f"{before}{self.sql.strip()}{after}", self.params
         return outer
 
+    def replacing(self, pattern: re.Pattern[str], text: str) -> Statement:
+        """This statement with another text wherever the pattern is, and the same values."""
+        other = Statement("SELECT 1")
+        other.sql, other.params = pattern.sub(text, self.sql), self.params
+        return other
+
     def __repr__(self) -> str:
         return f"Statement({self.sql!r}, {len(self.params)} values)"
 
