@@ -10,13 +10,13 @@ process.env.CLOUDFLARE_CF_FETCH_ENABLED ??= "false";
 /** Python could not be started; the message is its traceback. */
 export class BootError extends Error {}
 
-const DEFAULTS = { port: 0, isolates: 1, faults: false, tripDelayMs: 0, persist: null, source: "src", extraWorkers: [], worker: true };
+const DEFAULTS = { port: 0, isolates: 1, faults: false, tripDelayMs: 0, persist: null, source: "src", variables: {}, extraWorkers: [], worker: true };
 
 /**
  * Settings: `port` (0: a free one), `isolates`, `faults`, `persist` (a folder or null), `tokens` (JSON or list),
- * `source` (folder of the Python sources), `extraWorkers` ([{ name, script, modules, bindings }]), `worker` (false:
- * only the extra workers), `tripDelayMs` (how far away D1 is: delay.mjs), and `log` (called with each line of output)
- * or `quiet`.
+ * `source` (folder of the Python sources), `variables` (over those of wrangler.toml), `extraWorkers` ([{ name, script,
+ * modules, bindings }]), `worker` (false: only the extra workers), `tripDelayMs` (how far away D1 is: delay.mjs), and
+ * `log` (called with each line of output) or `quiet`.
  * Resolves, when every interpreter is up, to { url, isolates, miniflare, directUrl(name), reload(), close() }.
  */
 export async function createRunner(given = {}) {

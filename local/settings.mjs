@@ -11,6 +11,9 @@ export const DEVELOPMENT_TOKEN = "dev-token";
 const MAX_ISOLATES = 16; // each is an interpreter of some 60 MB
 const SCOPES = ["start", "work", "operate", "read"];
 
+/** Variables of the Worker that the environment may set, over wrangler.toml. */
+const VARIABLES = ["FENCEPOST_CORS_ORIGINS", "FENCEPOST_RUN_RETENTION_DAYS", "FENCEPOST_KEY_RETENTION_DAYS"];
+
 /** A setting that cannot be used. Its message is one line for the user; no stack is printed. */
 export class SettingError extends Error {}
 
@@ -22,6 +25,7 @@ export function settingsFromEnvironment(env) {
     faults: flag("FENCEPOST_FAULTS", env.FENCEPOST_FAULTS ?? "0"),
     persist: persistence(env.FENCEPOST_PERSIST ?? join(".wrangler", "state")),
     tokens: tokens(env.FENCEPOST_TOKENS),
+    variables: Object.fromEntries(VARIABLES.filter((name) => env[name] !== undefined).map((name) => [name, env[name]])),
   };
 }
 

@@ -24,6 +24,7 @@ export function pythonWorkers(settings, config) {
     d1Databases: config.databases,
     bindings: {
       ...config.variables,
+      ...settings.variables,
       ...(settings.tokens === null ? {} : { FENCEPOST_TOKENS: settings.tokens }),
       LOCAL: { faults: settings.faults, isolates: settings.isolates, tripDelayMs: settings.tripDelayMs },
     },

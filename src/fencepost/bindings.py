@@ -17,6 +17,7 @@ from fencepost.journal import Event, Head
 from fencepost.ownership import HELD_BY, holder
 from fencepost.runs import Outcome, Owner, VerbResult
 from fencepost.snapshot import (
+    SEEN,
     VISIBLE,
     RunReadBack,
     found,
@@ -125,9 +126,9 @@ FROM fencepost_runs, json_each(:bindings) WHERE run_id = :run_id AND write_token
 """
 
 # The bindings that exist for the revisions and gates of a request.
-_READ_PLACES = """
-SELECT held.* FROM json_each(:bindings) CROSS JOIN fencepost_bindings AS held
-WHERE held.run_id = :run_id AND held.revision = value ->> 'revision'
+_READ_PLACES = f"""
+SELECT held.* FROM {SEEN} CROSS JOIN json_each(:bindings) CROSS JOIN fencepost_bindings AS held
+WHERE held.run_id = seen.run_id AND held.revision = value ->> 'revision'
   AND held.gate = value ->> 'gate'
 """
 
@@ -142,7 +143,8 @@ def _rows_json(bindings: Iterable[Binding]) -> str:
                 "approval_proof": binding.approval_proof_json,
             }
             for binding in bindings
-        ]
+        ],
+        ensure_ascii=False,
     )
 
 
@@ -234,7 +236,7 @@ async def _attempt(
     statements = bind_statements(db, run_id, viewer, who, new, head, token, now_ms)
     reads = [
         *read_back_statements(run_id, viewer, token, now_ms),
-        Statement(_READ_PLACES, run_id=run_id, bindings=_rows_json(bindings)),
+        Statement(_READ_PLACES, run_id=run_id, **scope(viewer), bindings=_rows_json(bindings)),
     ]
     intent = writes.Write(statements, reads, write_receipt(run_id, token))
     try:
@@ -264,9 +266,9 @@ def _loss(back: RunReadBack, bindings: list[Binding], held: list[Binding]) -> Bo
     return Bound(back.lost(Outcome.HEAD_CHANGED), held)
 
 
-_PAGE = """
-SELECT * FROM fencepost_bindings
-WHERE run_id = :run_id AND (revision, gate) > (:after_revision, :after_gate)
+_PAGE = f"""
+SELECT bound.* FROM {SEEN} CROSS JOIN fencepost_bindings AS bound USING (run_id)
+WHERE (revision, gate) > (:after_revision, :after_gate)
 ORDER BY revision, gate LIMIT :limit
 """
 
@@ -276,7 +278,7 @@ async def page(
 ) -> list[Binding]:
     """At most `limit` bindings of a run, by revision and gate, after `after`. Raises NotFound."""
     revision, gate = after
-    place = {"run_id": run_id, "after_gate": gate}
+    place = {"run_id": run_id, **scope(viewer), "after_gate": gate}
     bound = Statement(_PAGE, **place, after_revision=revision, limit=limit)
     try:
         results = await db.read([read_statement(run_id, viewer), bound])

@@ -42,6 +42,10 @@ WAIT_S_MAX = 30
 # isolate they are longer: all of them together look a hundred times a second.
 WAIT_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 WAIT_PAUSE_S_EACH = 0.01
+# And as if this much of a run were read and sent in a second.
+WAIT_BYTES_EACH_S = 25_000_000
+# Who looks again so much later than it should is not waiting any more.
+WAIT_LATE_S = 5
 # Requests that may wait in an isolate at once.
 WAITERS_MAX = 256
 # Retry-After while a run is being executed; less if its lease ends sooner.

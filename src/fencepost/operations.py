@@ -16,7 +16,7 @@ from fencepost.fence import Fence
 from fencepost.identifiers import Principal
 from fencepost.ownership import HELD_BY, holder
 from fencepost.runs import Beaten, Owner, Run
-from fencepost.snapshot import VISIBLE, scope
+from fencepost.snapshot import SEEN, VISIBLE, scope
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
 from fencepost.storage.rows import Row, Rules, check_row, whole
@@ -188,8 +188,9 @@ WHERE run_id = :run_id AND {VISIBLE}
 """
 _READ = f"""
 SELECT step.*, {IN_GENERATION}, COALESCE(:now_ms, {NOW_MS}) AS now_ms
-FROM fencepost_operations AS step LEFT JOIN fencepost_runs AS run USING (run_id)
-WHERE step.run_id = :run_id AND step.operation_id = :operation_id
+FROM {SEEN} CROSS JOIN fencepost_operations AS step USING (run_id)
+  LEFT JOIN fencepost_runs AS run ON run.run_id = step.run_id
+WHERE step.operation_id = :operation_id
 """
 
 
@@ -198,7 +199,7 @@ def _reads(
 ) -> list[Statement]:
     return [
         Statement(_READ_RUN, run_id=run_id, **scope(viewer), now_ms=now_ms),
-        Statement(_READ, run_id=run_id, operation_id=id, now_ms=now_ms),
+        Statement(_READ, run_id=run_id, **scope(viewer), operation_id=id, now_ms=now_ms),
     ]
 
 
@@ -223,9 +224,9 @@ def not_found() -> errors.NotFound:
 
 # What took the run from whoever asks: its last ownership fact; no row while the asker holds it.
 _TAKEN = f"""
-SELECT type, generation, sequence, at_ms FROM fencepost_ownership
-WHERE run_id = :run_id
-  AND sequence = (SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id)
+SELECT type, fact.generation, sequence, at_ms
+FROM {SEEN} CROSS JOIN fencepost_ownership AS fact USING (run_id)
+WHERE sequence = (SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id)
   AND NOT EXISTS (SELECT 1 FROM fencepost_runs WHERE run_id = :run_id AND {HELD_BY})
 """
 
@@ -324,7 +325,8 @@ async def verb(db: Database, step: Step, write: StepWrite | None, now_ms: int | 
     nothing. Raises NotFound when the run is not there, or is another principal's; MissingTable when
     the run is there and the table is not; Conflict (IDEMPOTENCY_KEY_REUSED).
     """
-    taken = Statement(_TAKEN, run_id=step.run_id, **holder(step.owner, step.generation))
+    who = {**scope(step.viewer), **holder(step.owner, step.generation)}
+    taken = Statement(_TAKEN, run_id=step.run_id, **who)
     reads = _reads(step.run_id, step.viewer, step.id, now_ms)
     reads += [fence.read_statement(), taken]
 

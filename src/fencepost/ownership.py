@@ -18,6 +18,7 @@ from fencepost import errors, fence, requests
 from fencepost.identifiers import Principal, mint_token
 from fencepost.runs import Grant, Outcome, Owner, Run, RunStatus, VerbResult
 from fencepost.snapshot import (
+    SEEN,
     VISIBLE,
     RunReadBack,
     found,
@@ -111,15 +112,16 @@ RETURNING generation
 """
 
 # Decides nothing: guarded by the fact just written. Its time is the fact's time.
-_GRANT = """
+_GRANT = f"""
 UPDATE fencepost_runs SET status = 'running',
   owner_host_id = :host_id, owner_pid = :pid, owner_nonce = :nonce, generation = generation + 1,
   heartbeat_at_ms = fact.at_ms, lease_ms = COALESCE(:lease_ms, lease_ms),
   lease_expires_at_ms = fact.at_ms + COALESCE(:lease_ms, lease_ms),
   started_at_ms = COALESCE(started_at_ms, fact.at_ms),
   write_token = :token, updated_at_ms = fact.at_ms
-FROM (SELECT at_ms, write_token AS token FROM fencepost_ownership
-  WHERE run_id = :run_id ORDER BY sequence DESC LIMIT 1) AS fact
+FROM (SELECT at_ms, write_token AS token
+  FROM {SEEN} CROSS JOIN fencepost_ownership USING (run_id)
+  ORDER BY sequence DESC LIMIT 1) AS fact
 WHERE run_id = :run_id AND fact.token = :token
 """
 
@@ -158,7 +160,7 @@ async def own(
     asked = {**scope(viewer), **proof, **seen, **requests.params(db)}
     statements = [
         Statement(_GRANT_FACTS, **grant, **asked, now_ms=now_ms),
-        Statement(_GRANT, **grant, lease_ms=lease_ms),
+        Statement(_GRANT, **grant, **scope(viewer), lease_ms=lease_ms),
     ]
     receipt = Statement(_GRANT_RECEIPT, run_id=run_id, token=token)
     records = requests.of_run(db, run_id, token, Outcome.OWNED)
@@ -369,9 +371,9 @@ def claim_ended_statement(
     return Statement(_CLAIM_ENDED, run_id=run_id, token=token, type=type)
 
 
-_PAGE = """
-SELECT * FROM fencepost_ownership WHERE run_id = :run_id AND sequence > :after
-ORDER BY sequence LIMIT :limit
+_PAGE = f"""
+SELECT fact.* FROM {SEEN} CROSS JOIN fencepost_ownership AS fact USING (run_id)
+WHERE sequence > :after ORDER BY sequence LIMIT :limit
 """
 
 
@@ -379,7 +381,7 @@ async def facts(
     db: Database, run_id: str, viewer: Principal | None, after: int, limit: int
 ) -> list[Fact]:
     """At most `limit` facts of a run, in order, after sequence `after`. Raises NotFound."""
-    granted = Statement(_PAGE, run_id=run_id, after=after, limit=limit)
+    granted = Statement(_PAGE, run_id=run_id, **scope(viewer), after=after, limit=limit)
     try:
         results = await db.read([read_statement(run_id, viewer), granted])
     except errors.MissingTable:

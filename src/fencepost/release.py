@@ -89,7 +89,8 @@ async def release(
     """
 
     async def attempt() -> Released | None:
-        results = await reservation.read_for_request(db, reservation.find_statements(key, now_ms))
+        look = reservation.find_statements(key, viewer, now_ms)
+        results = await reservation.read_for_request(db, look)
         held, run = reservation.found(results, viewer)
         if requests.replayed(db, results):
             return Outcome.RELEASED, held, run
@@ -149,7 +150,7 @@ def _write(
     ]
     return writes.Write(
         statements,
-        reservation.find_statements(key, now_ms),
+        reservation.find_statements(key, held.principal, now_ms),
         snapshot.write_receipt(run_id, token, event.sequence),
         could_win=lambda reads: any(
             Run.from_row(row).held_by(owner, generation) for row in reads[1].rows

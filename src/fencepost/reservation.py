@@ -231,9 +231,9 @@ async def read(db: Database, key: str) -> Reservation | None:
     return Reservation.from_row(result.rows[0]) if result.rows else None
 
 
-def find_statements(key: str, now_ms: int | None) -> list[Statement]:
+def find_statements(key: str, viewer: Principal | None, now_ms: int | None) -> list[Statement]:
     """The reservation of a key and its run, for `found`."""
-    return [read_statement(key), snapshot.read_by_key(key, now_ms)]
+    return [read_statement(key), snapshot.read_by_key(key, viewer, now_ms)]
 
 
 async def read_for_request(db: Database, statements: list[Statement]) -> list[Result]:

@@ -17,7 +17,7 @@ import hashlib
 from enum import StrEnum
 from typing import NamedTuple
 
-from fencepost import audit, errors, journal, requests, reservation
+from fencepost import audit, errors, journal, requests, reservation, snapshot
 from fencepost.identifiers import Principal, mint_token
 from fencepost.ownership import claim_ended_statement, fact_statement
 from fencepost.reservation import Reservation, ReservationState
@@ -54,16 +54,21 @@ class Resolution(NamedTuple):
 _STEPS = """(SELECT group_concat(write_token) FROM (SELECT write_token FROM fencepost_operations
     WHERE run_id = {run_id} ORDER BY run_id, operation_id))"""
 
+# Whoever asks may see the start; of another's nothing more is read.
+_MINE = """(:viewer_kind IS NULL
+    OR (held.owner_kind = :viewer_kind AND held.owner_id = :viewer_id))"""
+
 _READ_STEPS = f"""
-SELECT {_STEPS.format(run_id="held.run_id")} AS tokens
+SELECT CASE WHEN {_MINE} THEN {_STEPS.format(run_id="held.run_id")} END AS tokens
 FROM fencepost_reservations AS held WHERE key = :key
 """
 
 # Another key means the run of this one: the one that started it.
-_STARTER_UNSETTLED = """
+_STARTER_UNSETTLED = f"""
 SELECT starter.key FROM fencepost_reservations AS held
-JOIN fencepost_reservations AS starter ON starter.run_id = held.run_id AND starter.joined = 0
-WHERE held.key = :key AND held.joined = 1 AND starter.state <> 'terminal'
+CROSS JOIN fencepost_reservations AS starter ON starter.run_id = held.run_id
+WHERE held.key = :key AND held.joined = 1 AND {_MINE}
+  AND starter.joined = 0 AND starter.state <> 'terminal'
 """
 _STARTER_SETTLED = _STARTER_UNSETTLED.replace("<>", "=")
 
@@ -86,12 +91,13 @@ class Look(NamedTuple):
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
-def _look_statements(key: str, now_ms: int | None) -> list[Statement]:
+def _look_statements(key: str, viewer: Principal | None, now_ms: int | None) -> list[Statement]:
+    whose = {"key": key, **snapshot.scope(viewer)}
     return [
-        *reservation.find_statements(key, now_ms),
-        Statement(_READ_STEPS, key=key),
-        Statement(_STARTER_UNSETTLED, key=key),
-        Statement(_STARTER_SETTLED, key=key),
+        *reservation.find_statements(key, viewer, now_ms),
+        Statement(_READ_STEPS, **whose),
+        Statement(_STARTER_UNSETTLED, **whose),
+        Statement(_STARTER_SETTLED, **whose),
     ]
 
 
@@ -104,7 +110,7 @@ def _look(results: list[Result], viewer: Principal | None) -> Look:
 
 async def look(db: Database, key: str, viewer: Principal | None, now_ms: int | None = None) -> Look:
     """The start of a key. Raises NotFound, also for another principal's. Writes nothing."""
-    results = await reservation.read_for_request(db, _look_statements(key, now_ms))
+    results = await reservation.read_for_request(db, _look_statements(key, viewer, now_ms))
     return _look(results, viewer)
 
 
@@ -187,7 +193,7 @@ async def resolve(
     look, or the key is settled), heartbeat_fresh (the owner is alive), claim_fresh. Raises
     NotFound, and InvalidRequest for a result without a run to stand in.
     """
-    results = await reservation.read_for_request(db, _look_statements(key, now_ms))
+    results = await reservation.read_for_request(db, _look_statements(key, None, now_ms))
     found = _look(results, None)
     if requests.replayed(db, results):
         return Outcome.RESOLVED, found
@@ -262,7 +268,7 @@ def _write(
     ]
     return writes.Write(
         statements,
-        _look_statements(key, now_ms),
+        _look_statements(key, None, now_ms),
         audit.receipt(token),
         could_win=lambda reads: _look(reads, None).seen == found.seen,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fencepost import errors, fence, requests, waiting
+from fencepost import errors, fence, limits, requests, waiting
 from fencepost.fence import Fence
 from fencepost.identifiers import Principal
 from fencepost.journal import GENESIS, Head
@@ -20,6 +20,9 @@ from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 # A principal sees its own runs. Without a viewer (scope `operate`) all runs are visible.
 VISIBLE = "(:viewer_kind IS NULL OR (principal_kind = :viewer_kind AND principal_id = :viewer_id))"
+
+# For what belongs to a run (CROSS JOIN): none of it is read for whoever may not see the run.
+SEEN = f"(SELECT run_id FROM fencepost_runs WHERE run_id = :run_id AND {VISIBLE}) AS seen"
 
 _READ = f"""
 SELECT fencepost_runs.*, state, result, COALESCE(:now_ms, {NOW_MS}) AS now_ms
@@ -39,18 +42,19 @@ def scope(viewer: Principal | None) -> dict[str, str | None]:
     return {"viewer_kind": kind, "viewer_id": id}
 
 
-# The run of a key. Who may see it is checked by the principal of the reservation.
+# The run of a key. It belongs to the principal of the reservation.
 _READ_BY_KEY = f"""
 SELECT run.*, content.state, content.result, COALESCE(:now_ms, {NOW_MS}) AS now_ms
-FROM fencepost_reservations JOIN fencepost_runs AS run USING (run_id)
+FROM fencepost_reservations CROSS JOIN fencepost_runs AS run USING (run_id)
   LEFT JOIN fencepost_snapshots AS content USING (run_id)
 WHERE key = :key
+  AND (:viewer_kind IS NULL OR (owner_kind = :viewer_kind AND owner_id = :viewer_id))
 """
 
 
-def read_by_key(key: str, now_ms: int | None = None) -> Statement:
-    """The run of a key, of any principal. Returns one row or none, for `Run.from_row`."""
-    return Statement(_READ_BY_KEY, key=key, now_ms=now_ms)
+def read_by_key(key: str, viewer: Principal | None, now_ms: int | None = None) -> Statement:
+    """The run of a key. Returns one row or none, for `Run.from_row`."""
+    return Statement(_READ_BY_KEY, key=key, **scope(viewer), now_ms=now_ms)
 
 
 async def read(db: Database, run_id: str, viewer: Principal | None) -> Run:
@@ -74,12 +78,14 @@ def not_found() -> errors.NotFound:
 
 
 # What a waiting request looks at: whether the run has ended, and whether somebody executes it or
-# is about to. Not its content, which may be a megabyte.
+# is about to. Of its content, which may be a megabyte, only the length, which the row's head has.
 _GLANCE = f"""
 SELECT finished_at_ms IS NOT NULL AS ended,
   COALESCE(status = 'running' AND lease_expires_at_ms >= {NOW_MS}, 0)
-    OR COALESCE(claimed_at_ms + lease_ms >= {NOW_MS}, 0) AS busy
-FROM fencepost_runs WHERE run_id = :run_id AND {VISIBLE}
+    OR COALESCE(claimed_at_ms + lease_ms >= {NOW_MS}, 0) AS busy,
+  COALESCE(octet_length(content.state), 0) + COALESCE(octet_length(content.result), 0) AS bytes
+FROM fencepost_runs LEFT JOIN fencepost_snapshots AS content USING (run_id)
+WHERE run_id = :run_id AND {VISIBLE}
 """
 
 
@@ -88,12 +94,16 @@ class Glance(NamedTuple):
 
     ended: bool
     busy: bool
+    bytes: int
 
 
 async def glance(db: Database, run_id: str, viewer: Principal | None) -> Glance | None:
     """None if there is no such run (any more), or it is another principal's."""
     [result] = await db.read([Statement(_GLANCE, run_id=run_id, **scope(viewer))])
-    return Glance(*map(bool, result.rows[0].values())) if result.rows else None
+    if not result.rows:
+        return None
+    [row] = result.rows
+    return Glance(bool(row["ended"]), bool(row["busy"]), row["bytes"])
 
 
 async def wait_for_end(
@@ -109,6 +119,7 @@ async def wait_for_end(
     """
     with waiting.patience(wait_s, gone) as patience:
         while wait_s and (seen := await glance(db, run_id, viewer)) and not seen.ended:
+            patience.answer_s = limits.WAIT_PAUSE_S_EACH + seen.bytes / limits.WAIT_BYTES_EACH_S
             if not await patience.pause():
                 break
     return await read(db, run_id, viewer)
@@ -203,16 +214,17 @@ def write_receipt(run_id: str, token: str, sequence: int | None = None) -> State
 # What beat a verb: the last fact and the last event of a run that this attempt was not the last
 # to write; no rows after a verb that won. For `Beaten`.
 _BEATEN = f"""
-SELECT 'fact' AS source, type, generation, sequence, at_ms FROM fencepost_ownership
-WHERE run_id = :run_id
-  AND sequence = (SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id)
-  AND EXISTS (SELECT 1 FROM fencepost_runs
-    WHERE run_id = :run_id AND write_token <> :token AND {VISIBLE})
+SELECT 'fact' AS source, type, fact.generation, sequence, at_ms
+FROM (SELECT run_id FROM fencepost_runs
+    WHERE run_id = :run_id AND write_token <> :token AND {VISIBLE}) AS seen
+  CROSS JOIN fencepost_ownership AS fact USING (run_id)
+WHERE sequence = (SELECT MAX(sequence) FROM fencepost_ownership WHERE run_id = :run_id)
 UNION ALL
-SELECT 'event', type, NULL, sequence, created_at_ms FROM fencepost_events
-WHERE run_id = :run_id
-  AND sequence = (SELECT head_sequence FROM fencepost_runs
-    WHERE run_id = :run_id AND write_token <> :token AND {VISIBLE})
+SELECT 'event', type, NULL, sequence, created_at_ms
+FROM (SELECT run_id, head_sequence FROM fencepost_runs
+    WHERE run_id = :run_id AND write_token <> :token AND {VISIBLE}) AS seen
+  CROSS JOIN fencepost_events AS last USING (run_id)
+WHERE last.sequence = seen.head_sequence
 """
 
 

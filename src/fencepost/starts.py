@@ -106,8 +106,8 @@ def _granted_statements(attempt: Attempt, run_id: str, token: str, event: Event)
     ]
 
 
-# The run of a key, for its start. Content is left out where no answer shows it: of a run that
-# another process executes.
+# The run of a key, for its start, if the key is the caller's. Content is left out where no answer
+# shows it: of a run that another process executes.
 _READ_RUN = f"""
 SELECT run.*, COALESCE(:now_ms, {NOW_MS}) AS now_ms, held.joined = 0 AND run.status = 'running'
     AND NOT (owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce) AS bare,
@@ -115,18 +115,18 @@ SELECT run.*, COALESCE(:now_ms, {NOW_MS}) AS now_ms, held.joined = 0 AND run.sta
     AND NOT (owner_host_id = :host_id AND owner_pid = :pid AND owner_nonce = :nonce)
     THEN NULL ELSE content.state END AS state,
   content.result
-FROM fencepost_reservations AS held JOIN fencepost_runs AS run USING (run_id)
+FROM fencepost_reservations AS held CROSS JOIN fencepost_runs AS run USING (run_id)
   LEFT JOIN fencepost_snapshots AS content USING (run_id)
-WHERE key = :key
+WHERE key = :key AND owner_kind = :viewer_kind AND owner_id = :viewer_id
 """
 
 
 def _read_statements(attempt: Attempt, now_ms: int | None) -> list[Statement]:
-    key, owner = attempt.key, attempt.owner
+    key, owner, whose = attempt.key, attempt.owner, snapshot.scope(attempt.principal)
     return [
         fence.read_statement(),
         reservation.read_statement(key),
-        Statement(_READ_RUN, key=key, **owner.params, now_ms=now_ms),
+        Statement(_READ_RUN, key=key, **whose, **owner.params, now_ms=now_ms),
     ]
 
 
