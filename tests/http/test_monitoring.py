@@ -23,7 +23,7 @@ def metrics(client: Client) -> dict[tuple[str, str], float]:
     answer = client.as_("operator").get("/metrics")
     assert answer.status_code == 200, answer.text
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
-    families = text_string_to_metric_families(answer.text)
+    families = text_string_to_metric_families(answer.text)  # type: ignore[no-untyped-call]
     samples = [sample for family in families for sample in family.samples]
     return {(each.name, next(iter(each.labels.values()), "")): each.value for each in samples}
 
