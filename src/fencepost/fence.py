@@ -54,15 +54,16 @@ class Fence(NamedTuple):
         try:
             state = FenceState(row["state"])
             revision, updated_at_ms = int(row["revision"]), int(row["updated_at_ms"])
-        except (KeyError, TypeError, ValueError):
+            proof_key, proof_run_id = row["proof_key"], row["proof_run_id"]
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise errors.FenceUnreadable(
                 "The fence row holds something this build does not know; nothing is admitted."
             ) from None
-        if (state is FenceState.PROOF_ONLY) != (row["proof_key"] is not None):
+        if (state is FenceState.PROOF_ONLY) != (proof_key is not None):
             raise errors.FenceUnreadable(
                 "The fence row's state and proof key do not belong together."
             )
-        return cls(state, revision, row["proof_key"], row["proof_run_id"], updated_at_ms)
+        return cls(state, revision, proof_key, proof_run_id, updated_at_ms)
 
     def admits_start(self, key: str, run_id: str | None = None) -> bool:
         """Whether `key` may start; `run_id` is the run it is already reserved for, if any."""
