@@ -11,7 +11,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -29,12 +29,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
 
 
-def start_bridge(**options: Any) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    """Runs tests/bridge.mjs; it ends when its stdin is closed."""
+def start_bridge(
+    stderr: IO[str] | None = None, **options: Any
+) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """Runs tests/bridge.mjs; it ends when its stdin is closed. Its log goes to `stderr`."""
     process = subprocess.Popen(
         [ROOT / "node_modules/.bin/node", ROOT / "tests/bridge.mjs", json.dumps(options)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         cwd=ROOT,
     )

@@ -38,7 +38,8 @@ class Bench:
         return result.outcome
 
     async def facts(self) -> list[tuple[str, str, int, int | None]]:
-        facts = await ownership.facts(self.db, self.run.run_id, ALICE, 0, 200)
+        rows = await ownership.facts(self.db, self.run.run_id, ALICE, 0, 200)
+        facts = [row.value for row in rows if isinstance(row.value, ownership.Fact)]
         return [
             (f.type, f.owner.nonce, f.generation, f.granted_at_ms)
             for f in facts

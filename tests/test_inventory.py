@@ -133,8 +133,9 @@ def test_a_corrupt_row_counts_as_work_and_is_named(client: Client, sql: Sql) -> 
     # Rules that the reading side adds to the CHECKs of the table.
     sql("UPDATE fencepost_reservations SET owner_id = '   ' WHERE key = ?1", run["key"])
     [held], _ = sweep(client, "start-reservations", 10)
-    assert held["key"] == run["key"]
-    assert "owner_id" in held["corrupt"]
+    assert (held["key"], held["run_id"]) == (run["key"], run["run_id"])
+    assert held["corrupt"]["table"] == "fencepost_reservations"
+    assert "owner_id" in held["corrupt"]["rule"]
     assert counts(client)["start-reservations"] == 1
 
 

@@ -29,7 +29,7 @@ def waiting_start(http: httpx.AsyncClient, key: str, wait_s: int) -> Any:
 
 
 def wait(client: Client, run: Json, seconds: str = "1", **headers: str) -> httpx.Response:
-    return client.start(run["key"], Prefer=f"wait={seconds}", **headers)
+    return client.start(run["key"], None, Prefer=f"wait={seconds}", **headers)
 
 
 def wait_without_reading(url: str, run: Json) -> socket.socket:
@@ -58,8 +58,8 @@ def test_256_requests_wait_in_an_isolate_and_no_more_until_some_are_abandoned(
         assert (refused.status_code, refused.json()["code"]) == (503, "TOO_MANY_WAITERS")
         assert (refused.json()["retry"], refused.headers["Retry-After"]) == ("same-key", "1")
         # Who does not wait, or has nothing to wait for, is answered; and all in another isolate.
-        assert client.start(run["key"], **isolate).json()["code"] == "START_PENDING"
-        assert client.start(new_key(), Prefer="wait=30", **isolate).status_code == 201
+        assert client.start(run["key"], None, **isolate).json()["code"] == "START_PENDING"
+        assert client.start(new_key(), None, Prefer="wait=30", **isolate).status_code == 201
         assert client.get("/v1/health", headers=isolate).status_code == 200
         assert wait(client, run, X_Local_Isolate="1").json()["code"] == "START_PENDING"
     while (answer := wait(client, run, **isolate)).json()["code"] == "TOO_MANY_WAITERS":

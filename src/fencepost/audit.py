@@ -6,41 +6,46 @@ statements of the batch run only if it was inserted: `last_is` is true in that b
 
 from __future__ import annotations
 
-import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fencepost import errors
 from fencepost.identifiers import Deed, Principal
 from fencepost.storage.d1 import Database
-from fencepost.storage.rows import Row
+from fencepost.storage.rows import Listed, Row, Rules, check_row, listed, whole
 from fencepost.storage.sql import Parameter, Statement
+
+TABLE = "fencepost_audit"
 
 
 class Entry(NamedTuple):
-    """A row of fencepost_audit. `before` and `after` are JSON values, or None."""
+    """A row of fencepost_audit. `before_json` and `after_json` are JSON texts, or None."""
 
     sequence: int
     action: str
     principal: Principal
     subject: str
     note: str | None
-    before: Any
-    after: Any
+    before_json: str | None
+    after_json: str | None
     at_ms: int
 
     @classmethod
     def from_row(cls, row: Row) -> Entry:
+        """Raises RowCorrupt for a row that breaks a rule."""
+        check_row(TABLE, _RULES, row)
         return cls(
             row["sequence"],
             row["action"],
             Principal(row["principal_kind"], row["principal_id"]),
             row["subject"],
             row["note"],
-            None if row["before"] is None else json.loads(row["before"]),
-            None if row["after"] is None else json.loads(row["after"]),
+            row["before"],
+            row["after"],
             row["at_ms"],
         )
 
+
+_RULES: Rules = (("numbers are whole", whole("sequence", "at_ms")),)
 
 INTO = (
     "INTO fencepost_audit (action, principal_kind, principal_id, subject, note, before,"
@@ -113,10 +118,10 @@ def _deed(deed: Deed) -> dict[str, Parameter]:
 _PAGE = "SELECT * FROM fencepost_audit WHERE sequence > :after ORDER BY sequence LIMIT :limit"
 
 
-async def page(db: Database, after: int, limit: int) -> list[Entry]:
+async def page(db: Database, after: int, limit: int) -> list[Listed[Entry]]:
     """At most `limit` entries, in order, after sequence `after`."""
     try:
         [result] = await db.read([Statement(_PAGE, after=after, limit=limit)])
     except errors.MissingTable:
         return []
-    return [Entry.from_row(row) for row in result.rows]
+    return listed(result.rows, Entry.from_row)

@@ -31,8 +31,8 @@ from fencepost.snapshot import (
 )
 from fencepost.storage import races, writes
 from fencepost.storage.d1 import Database
-from fencepost.storage.rows import Row, Rules, check_row, is_json_object
-from fencepost.storage.sql import NOW_MS, Parameter, Statement
+from fencepost.storage.rows import Listed, Row, Rules, check_row, is_json_object, listed
+from fencepost.storage.sql import NOW_MS, Parameter, Statement, json_text
 
 TABLE = "fencepost_bindings"
 GATES = ("a", "b")
@@ -134,7 +134,7 @@ WHERE held.run_id = seen.run_id AND held.revision = value ->> 'revision'
 
 
 def _rows_json(bindings: Iterable[Binding]) -> str:
-    return json.dumps(
+    return json_text(
         [
             {
                 "gate": binding.gate,
@@ -144,7 +144,6 @@ def _rows_json(bindings: Iterable[Binding]) -> str:
             }
             for binding in bindings
         ],
-        ensure_ascii=False,
     )
 
 
@@ -275,7 +274,7 @@ ORDER BY revision, gate LIMIT :limit
 
 async def page(
     db: Database, run_id: str, viewer: Principal | None, after: tuple[int, str], limit: int
-) -> list[Binding]:
+) -> list[Listed[Binding]]:
     """At most `limit` bindings of a run, by revision and gate, after `after`. Raises NotFound."""
     revision, gate = after
     place = {"run_id": run_id, **scope(viewer), "after_gate": gate}
@@ -285,4 +284,4 @@ async def page(
     except errors.MissingTable:
         raise not_found() from None
     found(results[0])
-    return [Binding.from_row(row) for row in results[1].rows]
+    return listed(results[1].rows, Binding.from_row)

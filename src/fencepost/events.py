@@ -16,6 +16,7 @@ from fencepost.ownership import HELD_BY
 from fencepost.projection import Projection
 from fencepost.runs import Outcome, Owner, Run, VerbResult
 from fencepost.snapshot import (
+    SEEN,
     VISIBLE,
     RunReadBack,
     found,
@@ -28,7 +29,7 @@ from fencepost.snapshot import (
 )
 from fencepost.storage import races
 from fencepost.storage.d1 import Database
-from fencepost.storage.rows import Row, Rules, check_row, whole
+from fencepost.storage.rows import Listed, Row, Rules, check_row, listed, whole
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 
@@ -168,11 +169,12 @@ def _stored(event: Event, back: RunReadBack) -> Stored:
 
 # At most `:limit` events; and of these only as many, but at least one, as have `:bytes_max` bytes
 # of payload. `there`: how many there are up to the limit.
-_PAGE = """
+_PAGE = f"""
 SELECT event.*, there FROM (
   SELECT sequence, bytes, SUM(bytes) OVER (ORDER BY sequence) AS total, COUNT(*) OVER () AS there
-  FROM (SELECT sequence, length(CAST(payload AS BLOB)) AS bytes FROM fencepost_events
-    WHERE run_id = :run_id AND sequence > :after ORDER BY sequence LIMIT :limit)) AS page
+  FROM (SELECT sequence, octet_length(payload) AS bytes
+    FROM {SEEN} CROSS JOIN fencepost_events USING (run_id)
+    WHERE sequence > :after ORDER BY sequence LIMIT :limit)) AS page
 JOIN fencepost_events AS event ON event.run_id = :run_id AND event.sequence = page.sequence
 WHERE total <= :bytes_max OR total = bytes
 """
@@ -180,14 +182,14 @@ WHERE total <= :bytes_max OR total = bytes
 
 async def page(
     db: Database, run_id: str, viewer: Principal | None, after: int, limit: int
-) -> tuple[Run, list[Stored], bool]:
+) -> tuple[Run, list[Listed[Stored]], bool]:
     """The run, and at most `limit` events after sequence `after`; and whether there may be more.
 
-    A page ends at limits.PAGE_BYTES_MAX of payload, and has one event at least. Raises NotFound and
+    It ends at limits.TRIP_BYTES_MAX of payload, and has one event at least. Raises NotFound and
     RowCorrupt.
     """
     run, rows = await _page(db, run_id, viewer, after, limit)
-    return run, [Stored.from_row(row) for row in rows], not _is_last(rows, limit)
+    return run, listed(rows, Stored.from_row), not _is_last(rows, limit)
 
 
 def _is_last(rows: list[Row], limit: int) -> bool:
@@ -199,7 +201,8 @@ async def _page(
     db: Database, run_id: str, viewer: Principal | None, after: int, limit: int
 ) -> tuple[Run, list[Row]]:
     place: dict[str, Parameter] = {"run_id": run_id, "after": after, "limit": limit}
-    events_after = Statement(_PAGE, **place, bytes_max=limits.PAGE_BYTES_MAX)
+    place |= scope(viewer)
+    events_after = Statement(_PAGE, **place, bytes_max=limits.TRIP_BYTES_MAX)
     try:
         run, events = await db.read([read_statement(run_id, viewer), events_after])
     except errors.MissingTable:

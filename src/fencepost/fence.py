@@ -62,19 +62,20 @@ class Fence(NamedTuple):
         try:
             state = FenceState(row["state"])
             revision, updated_at_ms = int(row["revision"]), int(row["updated_at_ms"])
-        except (KeyError, TypeError, ValueError):
+            proof_key, proof_run_id = row["proof_key"], row["proof_run_id"]
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise errors.FenceUnreadable(
                 "The fence row holds something this build does not know; nothing is admitted."
             ) from None
-        if (state is FenceState.PROOF_ONLY) != (row["proof_key"] is not None):
+        if (state is FenceState.PROOF_ONLY) != (proof_key is not None):
             raise errors.FenceUnreadable(
                 "The fence row's state and proof key do not belong together."
             )
-        proof = row["proof_key"], row["proof_run_id"]
         kind, id = row.get("proof_principal_kind"), row.get("proof_principal_id")
         principal = None if kind is None or id is None else Principal(kind, id)
         admitted = row.get("last_admitted_revision")
-        return cls(state, revision, *proof, updated_at_ms, principal, admitted)
+        known = (state, revision, proof_key, proof_run_id, updated_at_ms)
+        return cls(*known, principal, admitted)
 
     def admits_start(self, key: str, principal: Principal, run_id: str | None = None) -> bool:
         """Whether the principal may start `key`; `run_id`: the run it is reserved for, if any."""

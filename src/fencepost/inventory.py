@@ -8,14 +8,14 @@ is listed with the rule.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fencepost import errors, limits
 from fencepost.operations import IN_GENERATION, Operation
 from fencepost.reservation import Reservation
 from fencepost.runs import Run
 from fencepost.storage.d1 import Reader, Result
-from fencepost.storage.rows import Row
+from fencepost.storage.rows import Listed, Row, listed
 from fencepost.storage.sql import NOW_MS, Statement
 
 # Tables that are no category of work, and why. A test checks that every table is in one of both.
@@ -74,14 +74,6 @@ ORDER BY step.run_id, step.operation_id LIMIT :limit
 Owed = Run | Reservation | Operation
 
 
-class Corrupt(NamedTuple):
-    """A row that breaks `rule`. It is identified by `column`, the last one of its cursor."""
-
-    column: str
-    value: Any
-    rule: str
-
-
 class Category(NamedTuple):
     """A category of work. `keys`: the columns of its cursor, in the order of its index."""
 
@@ -138,10 +130,10 @@ class Counted(NamedTuple):
 
 
 class CategoryPage(NamedTuple):
-    """`counted` is on the first page only; `cursor` only when the page is full."""
+    """`counted` is on the first page only. `more`: the page is full, so there may be another."""
 
-    items: list[Owed | Corrupt]
-    cursor: tuple[str, ...] | None
+    items: list[Listed[Owed]]
+    more: bool
     counted: Counted | None
 
 
@@ -158,19 +150,10 @@ async def page(
     try:
         results = await reader.read(statements)
     except errors.MissingTable:
-        return CategoryPage([], None, None)
+        return CategoryPage([], False, None)
     rows = results[0].rows
-    cursor = tuple(str(rows[-1][key]) for key in category.keys) if len(rows) == limit else None
     counted = Counted.of(results[1]) if first else None
-    return CategoryPage([_item(category, row) for row in rows], cursor, counted)
-
-
-def _item(category: Category, row: Row) -> Owed | Corrupt:
-    try:
-        return category.from_row(row)
-    except errors.RowCorrupt as broken:
-        column = category.keys[-1]
-        return Corrupt(column, row[column], broken.members["rule"])
+    return CategoryPage(listed(rows, category.from_row), len(rows) == limit, counted)
 
 
 async def counts(reader: Reader) -> dict[str, Counted]:

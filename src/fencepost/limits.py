@@ -64,8 +64,10 @@ COUNT_MAX = 1_000
 ALIASES_MAX = 4
 # Events that an integrity check reads at a time.
 INTEGRITY_PAGE_ITEMS = 500
-# A page of events ends here too: an isolate has 128 MB, and a page is in it several times over.
+# A page ends here too, with one item at least: an isolate has 128 MB.
 PAGE_BYTES_MAX = 4_194_304
+# So much of a history is read in one trip: it is in the isolate several times over.
+TRIP_BYTES_MAX = 1_048_576
 # The canonical payload of one event. Its row also holds two hashes.
 PAYLOAD_BYTES_MAX = 1_048_576
 

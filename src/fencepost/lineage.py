@@ -13,6 +13,7 @@ from fencepost.identifiers import Principal
 from fencepost.runs import Run
 from fencepost.snapshot import VISIBLE, not_found, scope
 from fencepost.storage.d1 import Database
+from fencepost.storage.rows import Listed, listed
 from fencepost.storage.sql import NOW_MS, Statement
 
 # The lineage of the run `:run_id`, if its viewer may see it. One row, or none.
@@ -50,7 +51,7 @@ async def page(
     viewer: Principal | None,
     after: tuple[int, str] | None,
     limit: int,
-) -> list[Run]:
+) -> list[Listed[Run]]:
     """At most `limit` members of a run's lineage, without state and result. Raises NotFound.
 
     `after` is (round, run id) of the last one seen; the round of the run L itself is −1.
@@ -67,7 +68,7 @@ async def page(
         raise not_found() from None
     if not exists.rows:
         raise not_found()
-    return [Run.from_row(row) for row in members.rows][:limit]
+    return listed(members.rows[:limit], Run.from_row)
 
 
 LATEST_ID = f"""

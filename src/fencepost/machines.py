@@ -6,11 +6,11 @@ machine, add its table to MACHINES; no other module changes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from fencepost.runs import MachineState, RunStatus
+from fencepost.storage.sql import json_text
 
 
 class Machine(NamedTuple):
@@ -129,7 +129,7 @@ def admitting(to: RunStatus, move: Move | None) -> frozenset[tuple[str, str]] | 
 def admitting_json(to: RunStatus, move: Move | None) -> str | None:
     """`admitting` as JSON, a list of "machine state", which the UPDATE compares with."""
     admitted = admitting(to, move)
-    return None if admitted is None else json.dumps(sorted(" ".join(pair) for pair in admitted))
+    return None if admitted is None else json_text(sorted(" ".join(pair) for pair in admitted))
 
 
 def admits(at: MachineState | None, to: RunStatus, move: Move | None) -> bool:

@@ -28,7 +28,7 @@ from fencepost.snapshot import (
     verb,
 )
 from fencepost.storage.d1 import Database
-from fencepost.storage.rows import Row, Rules, all_or_none, check_row, whole
+from fencepost.storage.rows import Listed, Row, Rules, all_or_none, check_row, listed, whole
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 # The owner that asks holds the run, in the generation that it says, if it says one.
@@ -379,7 +379,7 @@ WHERE sequence > :after ORDER BY sequence LIMIT :limit
 
 async def facts(
     db: Database, run_id: str, viewer: Principal | None, after: int, limit: int
-) -> list[Fact]:
+) -> list[Listed[Fact]]:
     """At most `limit` facts of a run, in order, after sequence `after`. Raises NotFound."""
     granted = Statement(_PAGE, run_id=run_id, **scope(viewer), after=after, limit=limit)
     try:
@@ -387,4 +387,4 @@ async def facts(
     except errors.MissingTable:
         raise not_found() from None
     found(results[0])
-    return [Fact.from_row(row) for row in results[1].rows]
+    return listed(results[1].rows, Fact.from_row)

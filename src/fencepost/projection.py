@@ -28,7 +28,15 @@ class Projection:
 
     def apply(self, event: Event, run_id: str, at_ms: int) -> str | None:
         """Add the next event. Returns the rule that it breaks, or None."""
-        payload = json.loads(event.payload_json)
+        try:
+            return self._apply(event, run_id, at_ms)
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
+            return "an event of the service has the payload of its type"
+
+    def _apply(self, event: Event, run_id: str, at_ms: int) -> str | None:
+        # Whatever a caller appended is its own affair.
+        known = event.type in journal.PRODUCT_TYPES
+        payload = json.loads(event.payload_json) if known else {}
         first = self.created is None
         if first != (event.type == "run-created"):
             return "a history begins with run-created" if first else "a run is created once"
@@ -36,22 +44,26 @@ class Projection:
             if payload.get("run_id") != run_id:
                 return "run-created names this run"
             self.created, self.created_at_ms = payload, at_ms
-        self._move_machine(event.type, payload)
+        if (broken := self._move_machine(event.type, payload)) is not None:
+            return broken
         status = _status(event.type, payload)
         if status is not None:
             self.status, self.status_at_ms = status, at_ms
-        if event.type in journal.PRODUCT_TYPES:
+        if known:
             self.state_sha256 = payload.get("state_sha256", self.state_sha256)
             self.result_sha256 = payload.get("result_sha256", self.result_sha256)
         return None
 
-    def _move_machine(self, type: str, payload: dict[str, Any]) -> None:
+    def _move_machine(self, type: str, payload: dict[str, Any]) -> str | None:
         if type == "run-created" and payload.get("machine"):
             name = payload["machine"]
+            if name not in MACHINES:
+                return "the machine is one that this build knows"
             self.machine = (name, MACHINES[name].initial, None)
         elif type == "state-transitioned" and "machine" in payload and self.machine:
             move = payload["machine"]
             self.machine = (self.machine[0], move["to"], move.get("code"))
+        return None
 
     def mismatch(self, run: Run) -> str | None:
         """The first rule by which the run row differs, or None."""

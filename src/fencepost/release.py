@@ -87,9 +87,9 @@ async def release(
     is not started), work_recorded. Raises NotFound, and Unavailable after lost races.
     Not guaranteed: that the work did not happen. The owner says so, and nothing checks it.
     """
+    look = reservation.find_statements(key, viewer, now_ms)
 
     async def attempt() -> Released | None:
-        look = reservation.find_statements(key, viewer, now_ms)
         results = await reservation.read_for_request(db, look)
         held, run = reservation.found(results, viewer)
         if requests.replayed(db, results):

@@ -26,7 +26,7 @@ from fencepost.identifiers import KeyedRequest, Principal, Replay
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
 from fencepost.storage.rows import Row, Rules, check_row, is_json_object
-from fencepost.storage.sql import Parameter, Statement
+from fencepost.storage.sql import Parameter, Statement, json_text
 
 TABLE = "fencepost_requests"
 
@@ -125,7 +125,7 @@ def of_run(db: Database, run_id: str, token: str, outcome: str, **more: Any) -> 
     audited = audit.of_run(db, run_id, token)
     if db.request is None:
         return audited
-    what = {"run_id": run_id, "token": token, "more": json.dumps(more)}
+    what = {"run_id": run_id, "token": token, "more": json_text(more)}
     return [Statement(_OF_RUN, **recorded(db, outcome), **what), *audited]
 
 

@@ -7,7 +7,6 @@ only that the key is used. No timer ever frees a key.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from fencepost.runs import Run
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
 from fencepost.storage.rows import Rules, check_row, whole
-from fencepost.storage.sql import NOW_MS, Parameter, Statement
+from fencepost.storage.sql import NOW_MS, Parameter, Statement, json_text
 
 TABLE = "fencepost_reservations"
 
@@ -277,7 +276,7 @@ WHERE state = 'terminal' AND run_id IN (SELECT value FROM json_each(:run_ids))
 async def for_runs(db: Database, run_ids: Sequence[str]) -> list[Reservation]:
     """All reservations that name one of `run_ids`. Writes nothing."""
     try:
-        [result] = await db.read([Statement(_FOR_RUNS, run_ids=json.dumps(list(run_ids)))])
+        [result] = await db.read([Statement(_FOR_RUNS, run_ids=json_text(list(run_ids)))])
     except errors.MissingTable:
         return []
     return [Reservation.from_row(row) for row in result.rows]

@@ -15,7 +15,7 @@ from fencepost.journal import GENESIS, Head
 from fencepost.runs import Beaten, Grant, Outcome, Owner, Run, RunStatus, VerbResult
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database, Result
-from fencepost.storage.rows import Row
+from fencepost.storage.rows import Listed, Row, listed
 from fencepost.storage.sql import NOW_MS, Parameter, Statement
 
 # A principal sees its own runs. Without a viewer (scope `operate`) all runs are visible.
@@ -155,7 +155,7 @@ async def page(
     status: RunStatus | None,
     after: tuple[str, str, str] | None,
     limit: int,
-) -> list[Run]:
+) -> list[Listed[Run]]:
     """At most `limit` runs, without state and result, oldest first.
 
     With a status, and for all principals, they are grouped by principal. `after` is (principal
@@ -166,7 +166,7 @@ async def page(
         [result] = await db.read([_page_statement(viewer, status, after or ("", "", ""), limit)])
     except errors.MissingTable:
         return []
-    return [Run.from_row(row) for row in result.rows]
+    return listed(result.rows, Run.from_row)
 
 
 def _page_statement(

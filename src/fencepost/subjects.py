@@ -8,7 +8,6 @@ ended run counts too. Subjects belong to a principal, as keys do.
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 from fencepost import fence, journal, requests
@@ -27,7 +26,7 @@ from fencepost.snapshot import (
 )
 from fencepost.storage import races
 from fencepost.storage.d1 import Database
-from fencepost.storage.sql import NOW_MS, Parameter, Statement
+from fencepost.storage.sql import NOW_MS, Parameter, Statement, json_text
 
 DESIGN = "design"
 
@@ -104,7 +103,7 @@ def reserve_statement(
         claim_nonce=claim_nonce,
         now_ms=now_ms,
         stage=subject.stage,
-        names=json.dumps(subject.lookup_keys),
+        names=json_text(subject.lookup_keys),
         subject_sha256=subject.digest,
     )
 
@@ -121,7 +120,7 @@ ON CONFLICT (principal_kind, principal_id, stage, lookup_key) DO UPDATE SET run_
 
 def register_statement(key: str, claim_nonce: str, subject: Subject) -> Statement:
     """For the batch of a start with a subject."""
-    names = json.dumps(subject.lookup_keys)
+    names = json_text(subject.lookup_keys)
     return Statement(_REGISTER, key=key, claim_nonce=claim_nonce, stage=subject.stage, names=names)
 
 

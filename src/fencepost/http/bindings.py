@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost import bindings, journal, limits
-from fencepost.bindings import GATES, Binding
-from fencepost.http import outcomes, queries
+from fencepost.bindings import GATES, TABLE, Binding
+from fencepost.http import outcomes, pages, queries, serialize
 from fencepost.http.exchange import Reply, Request, Route
 from fencepost.http.forms import Form, Member, Parser
 from fencepost.http.queries import Page
@@ -138,22 +138,19 @@ async def post_bindings(request: Request, body: BindingsBody) -> Reply[shown.Bou
     return Reply(200, answer, replayed, run_id=result.run.run_id)
 
 
-async def list_bindings(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.BindingJson]]:
+async def list_bindings(request: Request, page: Page) -> Reply[shown.RowsJson[shown.BindingJson]]:
     """List the delivery bindings of a run, by revision and gate."""
     run_id, viewer, after = request.params["run_id"], request.viewer, page.cursor or (0, "")
     found = await bindings.page(request.db, run_id, viewer, after, page.limit)
-    cursor = queries.next_cursor(page, found, lambda bound: (str(bound.revision), bound.gate))
-    items = [_binding_json(binding) for binding in found]
-    return Reply(200, {"items": items, "cursor": cursor}, run_id=run_id)
+    return pages.reply(page.limit, found, _binding_json, itemgetter("revision", "gate"))
 
 
 def _binding_json(binding: Binding) -> shown.BindingJson:
-    proof = binding.approval_proof_json
     return {
         "gate": binding.gate,
         "revision": binding.revision,
         "receipt_hash": binding.receipt_hash,
-        "approval_proof": None if proof is None else json.loads(proof),
+        "approval_proof": serialize.stored("approval_proof", binding.approval_proof_json, TABLE),
         "created_at_ms": binding.created_at_ms,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import fencepost
@@ -18,13 +19,13 @@ from fencepost import (
 )
 from fencepost.audit import Entry
 from fencepost.fence import Fence, FenceCommand, FenceOutcome, FenceState
-from fencepost.http import auth, queries, serialize
+from fencepost.http import auth, pages, queries, serialize
 from fencepost.http.exchange import Reply, Request, Route
 from fencepost.http.forms import Form, Member, Parser
 from fencepost.http.queries import Page
 from fencepost.http.values import COUNT, IDENTIFIER, PRINCIPAL, integer, one_of
 from fencepost.identifiers import Principal
-from fencepost.inventory import Corrupt, Owed
+from fencepost.inventory import Owed
 from fencepost.operations import Operation
 from fencepost.reservation import Reservation
 from fencepost.storage.d1 import Reader
@@ -171,19 +172,13 @@ async def get_inventory_category(request: Request, asked: Page) -> Reply[shown.I
     if asked.cursor is not None and len(asked.cursor) != len(category.keys):
         raise errors.InvalidRequest("Query parameter cursor is not a cursor of this list.")
     page = await inventory.page(Reader(request.db), category, asked.cursor, asked.limit)
-    body: shown.InventoryPageJson = {
-        "items": [_owed_json(item) for item in page.items],
-        "cursor": queries.cursor_text(page.cursor),
-    }
-    if page.counted is not None:
-        body["count"], body["more"] = page.counted
-    return Reply(200, body)
+    first = page.counted
+    counted = {} if first is None else {"count": first.number, "more": first.more}
+    return pages.reply(asked.limit, page.items, _owed_json, itemgetter(*category.keys), **counted)
 
 
-def _owed_json(item: Owed | Corrupt) -> Any:
-    """A run, a reservation or an operation; or a row that breaks a rule, with the rule."""
-    if isinstance(item, Corrupt):
-        return {item.column: item.value, "corrupt": item.rule}
+def _owed_json(item: Owed) -> Any:
+    """A run, a reservation or an operation."""
     if isinstance(item, Reservation):
         return serialize.reservation_json(item)
     if isinstance(item, Operation):
@@ -203,12 +198,11 @@ async def post_purge(request: Request, limit: int) -> Reply[shown.PurgedJson]:
     return Reply(200, {"runs": runs, "reservations": reservations, "more": more})
 
 
-async def list_audit(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.EntryJson]]:
+async def list_audit(request: Request, page: Page) -> Reply[shown.RowsJson[shown.EntryJson]]:
     """List the audit: who did what, when and why."""
     [after] = page.cursor or (0,)
     entries = await audit.page(request.db, after, page.limit)
-    cursor = queries.next_cursor(page, entries, lambda entry: (str(entry.sequence),))
-    return Reply(200, {"items": [_entry_json(entry) for entry in entries], "cursor": cursor})
+    return pages.reply(page.limit, entries, _entry_json, lambda row: (row["sequence"],))
 
 
 def _entry_json(entry: Entry) -> shown.EntryJson:
@@ -218,8 +212,8 @@ def _entry_json(entry: Entry) -> shown.EntryJson:
         "principal": {"kind": kind, "id": id},
         "subject": entry.subject,
         "note": entry.note,
-        "before": entry.before,
-        "after": entry.after,
+        "before": serialize.stored("before", entry.before_json, audit.TABLE),
+        "after": serialize.stored("after", entry.after_json, audit.TABLE),
         "at_ms": entry.at_ms,
     }
 

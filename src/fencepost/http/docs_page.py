@@ -165,7 +165,7 @@ def _schema(schema: Json | bool) -> str:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}"><code>{name}</code></a>'
     if "const" in schema:
-        return f"<code>{escape(json.dumps(schema['const']))}</code>"
+        return f"<code>{escape(json.dumps(schema['const'], ensure_ascii=False))}</code>"
     if "anyOf" in schema and "properties" not in schema:
         return " or ".join(map(_schema, schema["anyOf"]))
     types = schema.get("type", "any")
@@ -185,7 +185,7 @@ def _limits(schema: Json) -> Iterable[str]:
     if "pattern" in schema:
         yield f"<code>{escape(schema['pattern'])}</code>"
     if "default" in schema:
-        yield f"default <code>{escape(json.dumps(schema['default']))}</code>"
+        yield f"default <code>{escape(json.dumps(schema['default'], ensure_ascii=False))}</code>"
 
 
 def _paragraph(text: str) -> str:

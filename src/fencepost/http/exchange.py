@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(slots=True)
 class Reply(Generic[T]):
-    """A status, a body (a JSON value, or a str that is sent unchanged) and headers.
+    """A status, a body (a JSON value, or text or bytes that are sent unchanged) and headers.
 
     `run_id` is for the log line. The API document shows the body's type from the annotation of
     the handler.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost import errors, events, journal, limits, subjects
-from fencepost.events import Append
-from fencepost.http import outcomes, queries
+from fencepost.events import Append, Stored
+from fencepost.http import outcomes, pages, queries, serialize
 from fencepost.http.exchange import Reply, Request, Route
 from fencepost.http.forms import Form, Member, Parser
 from fencepost.http.queries import Page
@@ -22,7 +21,7 @@ from fencepost.http.values import (
     stored_json,
     too_large,
 )
-from fencepost.journal import Event, Head
+from fencepost.journal import Head
 from fencepost.runs import Owner
 
 if TYPE_CHECKING:
@@ -82,25 +81,26 @@ BIND_CHANGE = Form(
 # --- Handlers ----------------------------------------------------------------------------
 
 
-async def list_events(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.EventJson]]:
+async def list_events(request: Request, page: Page) -> Reply[shown.RowsJson[shown.EventJson]]:
     """List the events of a run, in order."""
     [after] = page.cursor or (0,)
-    run, found, more = await events.page(
-        request.db, request.params["run_id"], request.viewer, after, page.limit
-    )
-    items = [_event_json(stored.event, stored.created_at_ms) for stored in found]
-    cursor = queries.cursor_text((str(found[-1].event.sequence),)) if more else None
-    return Reply(200, {"items": items, "cursor": cursor}, run_id=run.run_id)
+    run_id, items, more = request.params["run_id"], pages.Items(page.limit), True
+    while more and items.room:
+        _, found, more = await events.page(request.db, run_id, request.viewer, after, items.room)
+        items.take(found, _event_json)
+        after = items.last["sequence"] if items.last else after
+    return items.reply(lambda row: (row["sequence"],), more)
 
 
-def _event_json(event: Event, created_at_ms: int) -> shown.EventJson:
+def _event_json(stored: Stored) -> shown.EventJson:
+    event = stored.event
     return {
         "sequence": event.sequence,
         "type": event.type,
-        "payload": json.loads(event.payload_json),
+        "payload": serialize.stored("payload", event.payload_json, "fencepost_events"),
         "prior_hash": event.prior_hash,
         "hash": event.hash,
-        "created_at_ms": created_at_ms,
+        "created_at_ms": stored.created_at_ms,
     }
 
 
@@ -118,7 +118,7 @@ async def post_event(request: Request, addition: Append) -> Reply[shown.Appended
         raise outcomes.loss(request, result)
     body: shown.AppendedJson = {
         "outcome": result.outcome,
-        "event": _event_json(stored.event, stored.created_at_ms),
+        "event": _event_json(stored),
         "run": outcomes.run_json(request, result.run),
     }
     return Reply(200, body, run_id=result.run.run_id)

@@ -359,7 +359,7 @@ class Schemas:
             else:
                 required.append(name)
             if item is not None and get_origin(hint) is list:
-                hint = list[item]
+                hint = hint[item]
             properties[name] = self.of_type(hint)
         return self._object(properties, required, typed_dict.__doc__ or "")
 

@@ -41,6 +41,32 @@ class ItemsJson(TypedDict, Generic[T]):
     cursor: str | None
 
 
+class BrokenRow(TypedDict):
+    table: str
+    rule: str
+
+
+class CorruptJson(TypedDict):
+    """A row that breaks a rule, by the columns that name it. In an inventory it counts as work."""
+
+    corrupt: BrokenRow
+    run_id: NotRequired[str]
+    key: NotRequired[str]
+    operation_id: NotRequired[str]
+    sequence: NotRequired[int]
+    revision: NotRequired[int]
+    gate: NotRequired[str]
+
+
+class RowsJson(TypedDict, Generic[T]):
+    """A page of rows, of which one may be corrupt. It ends at its limit or at 4 MiB, and has one
+    item at least. `cursor` is for the next page; null on the last page.
+    """
+
+    items: list[T | CorruptJson]
+    cursor: str | None
+
+
 # --- Runs --------------------------------------------------------------------------------
 
 
@@ -360,15 +386,6 @@ class OwedOperationJson(OperationJson):
     lease_expires_at_ms: Ms | None
 
 
-class CorruptJson(TypedDict):
-    """A row that breaks a rule. It counts as work."""
-
-    corrupt: str
-    run_id: NotRequired[str]
-    key: NotRequired[str]
-    operation_id: NotRequired[str]
-
-
 Owed = RunSummaryJson | ReservationJson | OwedOperationJson | CorruptJson
 
 
@@ -521,11 +538,6 @@ class FenceClosed(TypedDict):
 class FenceMoved(TypedDict):
     state: FenceState
     revision: Count
-
-
-class BrokenRow(TypedDict):
-    table: str
-    rule: str
 
 
 class OtherShape(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fencepost import (
@@ -15,7 +16,7 @@ from fencepost import (
     snapshot,
     transition,
 )
-from fencepost.http import outcomes, queries, serialize
+from fencepost.http import outcomes, pages, queries, serialize
 from fencepost.http.exchange import Reply, Request, Route
 from fencepost.http.forms import Form, Member, Parser
 from fencepost.http.queries import Page
@@ -37,7 +38,7 @@ from fencepost.identifiers import Principal
 from fencepost.journal import Head
 from fencepost.machines import Move
 from fencepost.ownership import EVIDENCE_KINDS, Evidence, Fact
-from fencepost.runs import TERMINAL, Outcome, Owner, Run, RunStatus
+from fencepost.runs import TERMINAL, Outcome, Owner, RunStatus
 from fencepost.storage.d1 import Database
 from fencepost.transition import Transition
 
@@ -268,25 +269,19 @@ async def get_run(request: Request, wait_s: int) -> Reply[shown.RunJson]:
 
 async def list_runs(
     request: Request, page: RunsPage
-) -> Reply[shown.ItemsJson[shown.RunSummaryJson]]:
+) -> Reply[shown.RowsJson[shown.RunSummaryJson]]:
     """List the runs that the caller may see, oldest first."""
     runs = await snapshot.page(request.db, request.viewer, page.status, page.cursor, page.limit)
-    cursor = queries.next_cursor(page, runs, lambda run: (*run.principal, run.run_id))
-    return _page(runs, cursor)
+    keys = itemgetter("principal_kind", "principal_id", "run_id")
+    return pages.reply(page.limit, runs, serialize.run_summary_json, keys)
 
 
-def _page(runs: list[Run], cursor: str | None) -> Reply[shown.ItemsJson[shown.RunSummaryJson]]:
-    items = [serialize.run_json(run, content=False) for run in runs]
-    return Reply(200, {"items": items, "cursor": cursor})
-
-
-async def list_ownership(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.FactJson]]:
+async def list_ownership(request: Request, page: Page) -> Reply[shown.RowsJson[shown.FactJson]]:
     """List who owned a run, and when."""
     run_id, viewer = request.params["run_id"], request.viewer
     [after] = page.cursor or (0,)
     facts = await ownership.facts(request.db, run_id, viewer, after, page.limit)
-    cursor = queries.next_cursor(page, facts, lambda fact: (str(fact.sequence),))
-    return Reply(200, {"items": [_fact_json(fact) for fact in facts], "cursor": cursor})
+    return pages.reply(page.limit, facts, _fact_json, lambda row: (row["sequence"],))
 
 
 def _fact_json(fact: Fact) -> shown.FactJson:
@@ -305,16 +300,13 @@ def _principal_json(principal: Principal) -> shown.PrincipalJson:
     return {"kind": principal.kind, "id": principal.id}
 
 
-async def get_lineage(request: Request, page: Page) -> Reply[shown.ItemsJson[shown.RunSummaryJson]]:
+async def get_lineage(request: Request, page: Page) -> Reply[shown.RowsJson[shown.RunSummaryJson]]:
     """List the rounds of a run's lineage."""
     run_id, viewer = request.params["run_id"], request.viewer
     runs = await lineage.page(request.db, run_id, viewer, page.cursor, page.limit)
-    return _page(runs, queries.next_cursor(page, runs, _round))
-
-
-def _round(run: Run) -> tuple[str, str]:
-    """The cursor of a round. A run without a lineage comes before the first round."""
-    return str(run.lineage.round if run.lineage else -1), run.run_id
+    return pages.reply(
+        page.limit, runs, serialize.run_summary_json, itemgetter("position", "run_id")
+    )
 
 
 async def get_latest(request: Request, _: None) -> Reply[shown.RunJson]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from fencepost import errors, operations
+from fencepost.http import strictjson
 from fencepost.identifiers import Target
 from fencepost.operations import Operation
 from fencepost.reservation import Reservation
@@ -61,9 +63,14 @@ def run_json(run: Run, *, content: bool = True) -> shown.RunJson | shown.RunSumm
         return shape
     return {
         **shape,
-        "state": _stored("state", run.state_json),
-        "result": _stored("result", run.result_json),
+        "state": stored("state", run.state_json),
+        "result": stored("result", run.result_json),
     }
+
+
+def run_summary_json(run: Run) -> shown.RunSummaryJson:
+    """A run as lists show it."""
+    return run_json(run, content=False)
 
 
 def _claim_json(claim: Claim) -> shown.ClaimJson:
@@ -92,11 +99,21 @@ def _machine_json(machine: MachineState | None) -> shown.MachineJson | None:
     return shape
 
 
-def _stored(name: str, text: str | None, table: str = "fencepost_snapshots") -> Any:
+# Where a stored text may hold what no answer can: a lone surrogate, a number that no double holds.
+_ODD = re.compile(r"\\u[dD][89a-fA-F]|[eE]\+?[0-9]{3}|[0-9]{300}|NaN|Infinity")
+
+
+def stored(name: str, text: str | None, table: str = "fencepost_snapshots") -> Any:
+    """The value of a stored JSON text. Raises RowCorrupt for one that an answer cannot show."""
+    if text is None:
+        return None
     try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
+        value = json.loads(text)
+        if _ODD.search(text):
+            strictjson.dumps(value).encode()
+    except (ValueError, TypeError, RecursionError):
         raise errors.RowCorrupt(table, f"{name} is JSON") from None
+    return value
 
 
 def operation_json(operation: Operation, *, state: str | None = None) -> shown.OperationJson:
@@ -105,7 +122,7 @@ def operation_json(operation: Operation, *, state: str | None = None) -> shown.O
         "id": operation.id,
         "kind": operation.kind,
         "state": state or operation.state,
-        "outcome": _stored("outcome", operation.outcome_json, operations.TABLE),
+        "outcome": stored("outcome", operation.outcome_json, operations.TABLE),
         "cause": operation.cause,
         "payload_fingerprint": operation.payload_fingerprint,
     }

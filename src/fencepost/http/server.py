@@ -239,13 +239,21 @@ async def _read_body(js_request: Any, length: str | None) -> bytes:
     if not hasattr(stream, "getReader"):
         return b""
     reader, parts, total = stream.getReader(), [], 0
-    while not (chunk := await promptly(reader.read)).done:
+    while not (chunk := await _chunk(reader)).done:
         parts.append(chunk.value.to_bytes())
         total += len(parts[-1])
         if total > limits.BODY_BYTES_MAX:
             await reader.cancel()
             raise _too_large()
     return b"".join(parts)
+
+
+async def _chunk(reader: Any) -> Any:
+    """The next chunk of a body. Raises InvalidRequest if the client has gone away."""
+    try:
+        return await promptly(reader.read)
+    except Exception as failure:
+        raise errors.InvalidRequest("The body ended before its last chunk.") from failure
 
 
 def _too_large() -> errors.InvalidRequest:
@@ -279,13 +287,13 @@ def _send(request: Request, reply: Reply[Any], *, with_body: bool) -> Any:
     if request.db.replay and reply.status == 200:
         headers["Idempotent-Replayed"] = "true"
     body = reply.body
-    if not isinstance(body, str):
-        body = _dumps(body)
+    if not isinstance(body, bytes):
+        body = (body if isinstance(body, str) else _dumps(body)).encode()
     options = javascript.parse(_dumps({"status": reply.status, "headers": headers}))
     if not with_body or reply.status == 204:
         return javascript.response(javascript.null, options)
     # Bytes are copied to JavaScript in one piece, a str character by character.
-    return javascript.response(javascript.to_js(body.encode()), options)
+    return javascript.response(javascript.to_js(body), options)
 
 
 def _log(line: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fencepost import errors, limits
 
 Row = dict[str, Any]
+T = TypeVar("T")
 Rules = tuple[tuple[str, Callable[[Row], bool]], ...]
 
 
@@ -27,6 +28,31 @@ def check_row(table: str, rules: Rules, row: Row) -> None:
             sound = False
         if not sound:
             raise errors.RowCorrupt(table, rule)
+
+
+class Corrupt(NamedTuple):
+    """What is known of a row that breaks a rule."""
+
+    table: str
+    rule: str
+
+
+class Listed(NamedTuple, Generic[T]):
+    """A row of a list, and what it holds."""
+
+    row: Row
+    value: T | Corrupt
+
+
+def listed(rows: Iterable[Row], from_row: Callable[[Row], T]) -> list[Listed[T]]:
+    """What the rows hold. One that breaks a rule does not keep the others from being read."""
+    found: list[Listed[T]] = []
+    for row in rows:
+        try:
+            found.append(Listed(row, from_row(row)))
+        except errors.RowCorrupt as broken:
+            found.append(Listed(row, Corrupt(broken.members["table"], broken.members["rule"])))
+    return found
 
 
 def _columns(names: tuple[str, ...]) -> Callable[[Row], tuple[Any, ...]]:

@@ -7,6 +7,7 @@ become `?1`, `?2`, … in the order in which they first appear.
 from __future__ import annotations
 
 import functools
+import json
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +16,10 @@ from typing import NamedTuple
 from fencepost import limits
 
 Parameter = str | int | float | None
+
+# The text of a JSON value for a statement. Never escaped to ASCII, which would make a text of
+# other characters up to three times as long.
+json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 # The database's clock, in milliseconds. It is constant within a statement and advances between
 # the statements of a batch: write it once, in the first row, and read it from there.
