@@ -1,7 +1,8 @@
 /**
  * Proves that a deployment owes nothing any more: `npm run drain-proof -- --url https://…`, with the
  * token of an operator in FENCEPOST_TOKEN. Two sweeps of the inventory, at least 60 seconds apart,
- * both empty, the fence `draining` and not moved meanwhile. Prints the proof as JSON and exits 0;
+ * both empty, the fence `draining` and not moved meanwhile. Prints the proof as JSON, with the last
+ * revision of the fence under which a run was started, and exits 0;
  * exits 1 with what is left. `--wait` sweeps until there is nothing left.
  */
 import { setTimeout } from "node:timers/promises";
@@ -20,7 +21,7 @@ async function prove(get, wait) {
     const least = sweep.more ? "at least " : "";
     const moved = sweeps.length > 0 && sweeps[0].revision !== sweep.revision;
     sweeps = left > 0 ? [] : moved ? [sweep] : [...sweeps, sweep];
-    if (sweeps.length === 2) return { proved: true, sweeps };
+    if (sweeps.length === 2) return { proved: true, last_admitted_revision: sweep.last_admitted_revision, sweeps };
     if (left > 0 && !wait) return { proved: false, reason: `${least}${left} pieces of work are left`, sweeps: [sweep] };
     await setTimeout(SECONDS_APART * 1000);
   }
@@ -36,6 +37,7 @@ async function take(get) {
     at: new Date().toISOString(),
     state: before.revision === after.revision ? after.state : "moving",
     revision: after.revision,
+    last_admitted_revision: after.last_admitted_revision,
     counts: Object.fromEntries(work.map(({ category, count }) => [category, count])),
     more: work.some(({ more }) => more),
   };

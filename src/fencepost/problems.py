@@ -114,7 +114,8 @@ PROBLEMS = {
         409,
         "The run of this key was purged",
         _NEVER,
-        "The run of this key has ended and was purged. It does not run again.",
+        "The run of this key has ended and was purged (by default 30 days after its end). The key "
+        "starts nothing until it is purged as well (365 days later); then it is a new one.",
     ),
     "START_SUBJECT_MISMATCH": Problem(
         422,

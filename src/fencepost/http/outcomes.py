@@ -45,6 +45,8 @@ def start_reply(
         raise _pending(seen.reservation, seen.run)
     if decision is Decision.UNRESOLVABLE:
         raise _unresolvable(seen.reservation, exits(attempt, seen))
+    if decision is Decision.ALREADY_SETTLED:
+        raise _already_settled(request, seen.reservation)
     raise _REFUSALS[decision](seen.reservation)
 
 
@@ -58,17 +60,21 @@ def _fenced(attempt: Attempt, seen: Seen) -> FencepostError:
     return refusal
 
 
+def _kept_ms(request: Request) -> tuple[int, int] | None:
+    """How long a run is kept after its end, and a key after its run; None if for good."""
+    try:
+        kept = settings.retention(request.setting)
+    except ValueError:  # then nothing is purged
+        return None
+    return kept.run_days * retention.DAY_MS, max(kept.key_days, kept.run_days) * retention.DAY_MS
+
+
 def _replays(request: Request, run: Run) -> shown.ReplaysJson | None:
     """How long the key replays; None while the run has not ended, or if nothing is ever purged."""
-    try:
-        kept = settings.retention(request.setting) if run.finished_at_ms is not None else None
-    except ValueError:
+    if run.finished_at_ms is None or (kept := _kept_ms(request)) is None:
         return None
-    if kept is None or run.finished_at_ms is None:
-        return None
-    run_until_ms = run.finished_at_ms + kept.run_days * retention.DAY_MS
-    key_until_ms = run_until_ms + max(kept.key_days, kept.run_days) * retention.DAY_MS
-    return {"run_until_ms": run_until_ms, "key_until_ms": key_until_ms}
+    run_until_ms = run.finished_at_ms + kept[0]
+    return {"run_until_ms": run_until_ms, "key_until_ms": run_until_ms + kept[1]}
 
 
 def _start_body(
@@ -116,11 +122,14 @@ def _subject_mismatch(held: Reservation) -> FencepostError:
     )
 
 
-def _already_settled(held: Reservation) -> FencepostError:
+def _already_settled(request: Request, held: Reservation) -> FencepostError:
+    kept = _kept_ms(request)
     return Conflict(
-        "The run of this key has ended and was purged. It does not run again.",
+        "The run of this key has ended and was purged. The key starts nothing until it is purged, "
+        "too: `key_until_ms` at the earliest.",
         code="START_ALREADY_SETTLED",
         run_id=held.run_id,
+        key_until_ms=None if kept is None else held.updated_at_ms + kept[1],
     )
 
 
@@ -165,7 +174,6 @@ _REFUSALS: dict[Decision, Callable[[Reservation], FencepostError]] = {
     Decision.TARGET_MISMATCH: _target_mismatch,
     Decision.INPUT_MISMATCH: _input_mismatch,
     Decision.SUBJECT_MISMATCH: _subject_mismatch,
-    Decision.ALREADY_SETTLED: _already_settled,
 }
 
 

@@ -510,7 +510,10 @@ class OtherTarget(TypedDict):
 
 
 class Spent(TypedDict):
+    """`key_until_ms`: when the key may be purged, and be new again; null if never."""
+
     run_id: Identifier
+    key_until_ms: Ms | None
 
 
 class ExitJson(TypedDict):
