@@ -15,7 +15,17 @@ from bench.measure import PROJECT, Options, say
 
 RESULTS = PROJECT / "bench" / "results.md"
 # In the order of the results; each is a module with `run(options) -> Section`.
-SECTIONS = ("start", "profile", "trips", "scale", "contention", "races", "ctrlrun", "cold")
+SECTIONS = (
+    "start",
+    "profile",
+    "trips",
+    "scale",
+    "contention",
+    "races",
+    "waiting",
+    "ctrlrun",
+    "cold",
+)
 MODULES = {"ctrlrun": "ctrlrun_peer", "cold": "cold_start"}
 
 

@@ -206,11 +206,11 @@ class Answer(NamedTuple):
 
     @property
     def read(self) -> int:
-        return int(self._timing(r"(\d+) read", "x-local-rows"))
+        return int(self._timing(r"(\d+) read", "x-local-rows")) if self.trips else 0
 
     @property
     def written(self) -> int:
-        return int(self._timing(r"(\d+) written", "x-local-rows"))
+        return int(self._timing(r"(\d+) written", "x-local-rows")) if self.trips else 0
 
     @property
     def database_ms(self) -> float:

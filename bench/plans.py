@@ -83,6 +83,7 @@ def plans() -> dict[str, Plan]:
         lease_ms=-2,
         parent_run_id="@parent_run_id",
         lineage=Lineage("@lineage_id", -3),
+        traceparent="@traceparent",
     )
     where = ("@run_id", VIEWER)
     held: Any = {"expected_head": HEAD, "generation": -4}

@@ -139,7 +139,7 @@ def _reservations(seed: Seed) -> Rows:
         over = status in STATUSES[2:]
         state = ("terminal", 1, NONCE, status) if over else ("started", 1, NONCE, None)
         what = (*seed.principal(n), *TARGET, seed.fingerprint(n), seed.run_id(n))
-        yield (seed.key(n), *what, *state, at_ms, at_ms, 0, None)
+        yield (seed.key(n), *what, *state, at_ms, at_ms, 0, None, 0)
 
 
 def _runs(seed: Seed) -> Rows:
@@ -167,7 +167,7 @@ def _run(
         *(*(OWNER if held else (None, None, None)), 1, *lease),
         *(None,) * 5,  # the claim
         *(None, None, None, *lineage, None, None, None),  # cancels, parent, lineage, machine
-        *(head.sequence, head.hash, NONCE, at_ms, at_ms, at_ms, finished_at_ms),
+        *(head.sequence, head.hash, NONCE, at_ms, at_ms, at_ms, finished_at_ms, None),
     )
 
 
@@ -250,7 +250,7 @@ def _operations(seed: Seed) -> Rows:
         if seed.status(n) == "running":
             lease = ("running", NONCE, 1, at_ms + LEASE_MS)
             times = (at_ms, at_ms)
-            yield (seed.run_id(n), "step", "lease", "0" * 64, *lease, None, NONCE, *times)
+            yield (seed.run_id(n), "step", "lease", "0" * 64, *lease, None, None, NONCE, *times)
 
 
 def _audit(seed: Seed) -> Rows:

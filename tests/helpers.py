@@ -184,6 +184,7 @@ class Client:
         "reader": ("service", "alice", ["read"]),
         "starter": ("service", "alice", ["start"]),
         "worker": ("service", "alice", ["work"]),
+        "overseer": ("human", "olga", ["operate"]),
     }
     TOKENS: ClassVar = json.dumps(
         [

@@ -59,7 +59,7 @@ def test_a_stale_generation_of_the_very_owner_writes_nothing(
     assert send(client, second, name, generation=2).status_code == 200
 
 
-@pytest.mark.parametrize("generation", [0, -1, "2", 1.5, None, True])
+@pytest.mark.parametrize("generation", [0, -1, "2", 1.5, True])
 def test_a_generation_is_a_positive_integer(client: Client, run: Json, generation: Any) -> None:
     answer = client.verb(run, "heartbeat", generation=generation)
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")

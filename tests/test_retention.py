@@ -206,7 +206,7 @@ def test_without_tables_a_purge_creates_none(client: Client, empty_database: Sql
     assert empty_database("SELECT name FROM sqlite_master WHERE name LIKE 'fencepost%'") == []
 
 
-@pytest.mark.parametrize("limit", [0, -1, 10_001, 1.5, "1", None])
+@pytest.mark.parametrize("limit", [0, -1, 10_001, 1.5, "1"])
 def test_an_invalid_limit_of_a_purge_is_refused(client: Client, limit: object) -> None:
     answer = client.as_("operator").post("/v1/retention/purge", {"limit": limit})
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")

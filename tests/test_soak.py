@@ -431,8 +431,8 @@ ROWS = {
         "UPDATE fencepost_runs SET finished_at_ms = NULL",
         "INSERT INTO fencepost_reservations SELECT 'k2', owner_kind, owner_id, target_kind, "
         "target_id, thread_id, fingerprint, run_id, state, attempt, claim_nonce, outcome, "
-        "created_at_ms, updated_at_ms, joined, subject_sha256 FROM fencepost_reservations "
-        "WHERE key = 'k'",
+        "created_at_ms, updated_at_ms, joined, subject_sha256, admitted_revision "
+        "FROM fencepost_reservations WHERE key = 'k'",
     ],
     "an_attempt_begins_once": [
         "UPDATE fencepost_reservations SET attempt = 2",

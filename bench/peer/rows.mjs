@@ -29,6 +29,7 @@ export function readReservation(row) {
   rule(Number.isSafeInteger(row.attempt) && row.attempt >= 1, "attempt");
   rule(row.state !== "started" || row.claim_nonce !== null, "claim");
   rule(isTime(row.created_at_ms) && isTime(row.updated_at_ms), "times");
+  rule(row.admitted_revision === null || isTime(row.admitted_revision), "revision");
   return {
     key: row.key,
     owner: { kind: row.owner_kind, id: row.owner_id },
@@ -37,6 +38,7 @@ export function readReservation(row) {
     state: row.state,
     attempt: row.attempt,
     outcome: row.outcome,
+    admitted_revision: row.admitted_revision,
     created_at_ms: row.created_at_ms,
     updated_at_ms: row.updated_at_ms,
     fingerprint: row.fingerprint,
@@ -63,7 +65,7 @@ export function readRun(row) {
   rule(allOrNone(row.lineage_id, row.lineage_round), "lineage");
   rule(allOrNone(row.machine, row.machine_state) && (row.machine_code === null || row.machine !== null), "machine");
   rule(ENDED.has(row.status) === (row.finished_at_ms !== null), "end");
-  rule(row.state !== null, "state");
+  rule(row.state !== null || row.bare === 1, "state");
   return {
     run_id: row.run_id,
     status: row.status,
@@ -82,6 +84,7 @@ export function readRun(row) {
     lineage: row.lineage_id === null ? null : { id: row.lineage_id, round: row.lineage_round },
     head: { sequence: row.head_sequence, hash: row.head_hash },
     machine: readMachine(row),
+    traceparent: row.traceparent,
     state: row.state === null ? null : JSON.parse(row.state),
     result: row.result === null ? null : JSON.parse(row.result),
   };

@@ -31,6 +31,7 @@ export async function start({ request, env, grant, exchange }) {
     lineage_round: lineage?.round ?? null,
     fingerprint,
     input_json,
+    traceparent: traceparent(request.headers.get("traceparent")),
     ...(await nextEvent(GENESIS, "run-created", payload)),
   };
   const results = await batch(env.DB, env.PLANS.start, values, exchange);
@@ -58,9 +59,21 @@ function decide(intent, created, fence, held, row, exchange) {
   exchange.run = run.run_id;
   return {
     status: created ? 201 : 200,
-    body: { outcome: replay ? "replayed" : "started", reservation, run },
+    body: { outcome: replay ? "replayed" : "started", reservation, run, replays: replays(run) },
     headers: { Location: `/v1/runs/${run.run_id}`, ...(replay ? { "Idempotent-Replayed": "true" } : {}) },
   };
+}
+
+const TRACEPARENT = /^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$/;
+const traceparent = (header) => (header !== null && TRACEPARENT.test(header) ? header : null);
+
+const DAY_MS = 86_400_000;
+
+/** How long the key replays, by the default retention. */
+function replays({ finished_at_ms }) {
+  if (finished_at_ms === null) return null;
+  const run_until_ms = finished_at_ms + 30 * DAY_MS;
+  return { run_until_ms, key_until_ms: run_until_ms + 365 * DAY_MS };
 }
 
 export async function read({ env, grant, exchange, run_id }) {

@@ -155,7 +155,7 @@ async def read(db: Database) -> Fence:
     Raises FenceUnreadable when D1 does not answer or the row is not understood.
     """
     try:
-        [result] = await db.batch_unguarded([read_statement()])
+        [result] = await db.read([read_statement()])
     except errors.MissingTable as missing:
         if missing.table != "fencepost_fence":
             raise errors.FenceUnreadable("The fence could not be read.") from missing

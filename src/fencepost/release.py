@@ -82,9 +82,8 @@ async def release(
     """Release a start that did not execute: the key is reserved again, the run is pending.
 
     The attempt counts up by one. A run whose cancel was requested ends instead, and settles the
-    key. The fence does not gate it. Two round trips. Losses, in order: fence_lost (nobody's run,
-    another's, or a lease that ended), key_joined, snapshot_changed (the key is not started),
-    work_recorded. Raises NotFound, and Unavailable after lost races.
+    key. The fence does not gate it. Losses, in order: fence_lost (or its lease ended), key_joined,
+    snapshot_changed (not started), work_recorded. Raises NotFound, and Unavailable (races).
     Not guaranteed: that the work did not happen. The owner says so, and nothing checks it.
     """
     look = reservation.find_statements(key, viewer, now_ms)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from fencepost.http import routes
 from fencepost.http.exchange import Route
-from helpers import Client, Json, Sql, a_start, an_owner, new_key
+from helpers import Client, Json, Sql, a_start, acquired, an_owner, new_key
+from mutations import ROWS
 from refusals import (
     AGENT,
     OWNER,
@@ -20,6 +22,7 @@ from refusals import (
     Refusals,
     check,
 )
+from worlds import World
 
 # --- Tokens --------------------------------------------------------------------------------
 
@@ -228,3 +231,65 @@ def test_a_known_path_says_which_methods_it_takes(
     assert allow in problem["detail"]
     # RFC 9110, 15.5.6: a 405 has an Allow header.
     assert allow in client.request(method, path).headers["Allow"].split(", ")
+
+
+# --- Content, by route and scope -----------------------------------------------------------
+
+ONE_SCOPE = {"starter": "start", "worker": "work", "reader": "read", "overseer": "operate"}
+# Who sees the state of the run in the answer to a request that won, of those who have one scope:
+# `read`, a start, and the owner whose verb won, but not who only claims. Every other route shows
+# no run, or one without its state.
+_OWNERS = "own activate heartbeat reconfirm transition events bind-change bindings"
+SEES: dict[str, set[str]] = {
+    "POST /v1/starts": {"start"},
+    "GET /v1/runs/{run_id}": {"read"},
+    "GET /v1/runs/{run_id}/latest": {"read"},
+    "POST /v1/starts/{key}/release": {"start"},
+    "POST /v1/runs/{run_id}/acknowledge-cancel": {"work"},
+    **{f"POST /v1/runs/{{run_id}}/{verb}": {"work"} for verb in _OWNERS.split()},
+}
+
+
+def answered(client: Client, sql: Sql, route: Route[Any], token: str) -> httpx.Response:
+    """A request to the route that would win, for a run whose state is a secret."""
+    secret = "UPDATE fencepost_snapshots SET state = '\"s-3-cr-3-t\"'"  # noqa: S105
+    row = ROWS.get(route.pattern)
+    if row is None or route.method == "GET":
+        run = client.started()
+        acquired(client, run, "step")
+        sql(secret)
+        path = route.pattern.replace("{op}", "step").replace("{category}", "runs").format(**run)
+        if route.method == "GET":
+            return client.as_(token).get(path)
+        lease = client.get(path.removesuffix("/assert")).json()["lease"]["token"]
+        return client.as_(token).post(path, {"owner": run["owner"], "token": lease})
+    world = World(As(client.http, "alice", client.check), sql, row)
+    sql(secret)
+    client = As(client.http, token, client.check, actor=token)
+    headers = {"Idempotency-Key": world.run["key"]} if route.pattern == "/v1/starts" else {}
+    return row.send(client, world.run, headers)
+
+
+class As(Client):
+    """Sends what others of `mutations` would send as this one, too, once `actor` is set."""
+
+    def __init__(self, *given: Any, actor: str = "") -> None:
+        super().__init__(*given)
+        self.actor = actor
+
+    def as_(self, token: str) -> Client:
+        return self if self.actor else super().as_(token)
+
+
+@pytest.mark.parametrize("token", ONE_SCOPE)
+@pytest.mark.parametrize("route", GUARDED, ids=name_of)
+def test_content_goes_out_to_whom_it_is_for(
+    client: Client, sql: Sql, route: Route[Any], token: str
+) -> None:
+    answer = answered(client, sql, route, token)
+    if ONE_SCOPE[token] not in route.scopes:
+        assert (answer.status_code, answer.json()["code"]) == (403, "SCOPE_MISSING")
+        return
+    assert answer.status_code < 300, answer.text
+    name = name_of(route)
+    assert ("s-3-cr-3-t" in answer.text) == (ONE_SCOPE[token] in SEES.get(name, set()))
