@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fencepost import audit, errors, requests
+from fencepost import audit, errors, limits, requests
 from fencepost.identifiers import Principal, mint_token
 from fencepost.storage import writes
 from fencepost.storage.d1 import Database
+from fencepost.storage.rows import Rules, check_row, whole
 from fencepost.storage.sql import NOW_MS, Statement
 
 
@@ -60,22 +61,21 @@ class Fence(NamedTuple):
             raise errors.FenceUnreadable("There is more than one fence row.")
         row = rows[0]
         try:
-            state = FenceState(row["state"])
-            revision, updated_at_ms = int(row["revision"]), int(row["updated_at_ms"])
-            proof_key, proof_run_id = row["proof_key"], row["proof_run_id"]
-        except (KeyError, TypeError, ValueError, OverflowError):
+            check_row("fencepost_fence", _RULES, row)
+        except (errors.ColumnAbsent, errors.RowCorrupt) as broken:
             raise errors.FenceUnreadable(
-                "The fence row holds something this build does not know; nothing is admitted."
+                f"{broken.detail} This build does not know such a fence; nothing is admitted."
             ) from None
-        if (state is FenceState.PROOF_ONLY) != (proof_key is not None):
-            raise errors.FenceUnreadable(
-                "The fence row's state and proof key do not belong together."
-            )
         kind, id = row.get("proof_principal_kind"), row.get("proof_principal_id")
-        principal = None if kind is None or id is None else Principal(kind, id)
-        admitted = row.get("last_admitted_revision")
-        known = (state, revision, proof_key, proof_run_id, updated_at_ms)
-        return cls(*known, principal, admitted)
+        return cls(
+            FenceState(row["state"]),
+            row["revision"],
+            row["proof_key"],
+            row["proof_run_id"],
+            row["updated_at_ms"],
+            None if kind is None or id is None else Principal(kind, id),
+            row.get("last_admitted_revision"),
+        )
 
     def admits_start(self, key: str, principal: Principal, run_id: str | None = None) -> bool:
         """Whether the principal may start `key`; `run_id`: the run it is reserved for, if any."""
@@ -111,18 +111,49 @@ class Fence(NamedTuple):
         )
 
 
+# What `Fence.from_rows` takes for a fence row: these rules, and then the same in SQL.
+_STATES = frozenset(FenceState)
+_RULES: Rules = (
+    ("state is known", lambda row: row["state"] in _STATES),
+    ("numbers are whole", whole("revision", "updated_at_ms")),
+    (
+        "proof_key and proof_run_id are texts",
+        lambda row: {str, type(None)}.issuperset(
+            {type(row["proof_key"]), type(row["proof_run_id"])}
+        ),
+    ),
+    (
+        "proof-only, and no other state, has a proof key",
+        lambda row: (row["state"] == "proof-only") == (row["proof_key"] is not None),
+    ),
+)
+_WHOLE = f"""typeof(gate.{{0}}) <> 'text' AND gate.{{0}} = CAST(gate.{{0}} AS INTEGER)
+    AND gate.{{0}} BETWEEN 0 AND {limits.INTEGER_MAX}"""
+_TEXT = "typeof(gate.{0}) IN ('text', 'null')"
+_IS_READABLE = f"""{_WHOLE.format("revision")} AND {_WHOLE.format("updated_at_ms")}
+    AND {_TEXT.format("proof_key")} AND {_TEXT.format("proof_run_id")}
+    AND (gate.state = 'proof-only') = (gate.proof_key IS NOT NULL)"""
+
+
+def _gate_sql(admits: str) -> str:
+    """SQL: there is no fence row; or one alone, which can be read and for which `admits` holds.
+
+    The columns are those of `gate`: a missing one is an error, and never one of the same name in
+    the statement around.
+    """
+    return f"""(SELECT COUNT(*) <= 1 AND TOTAL(({_IS_READABLE}
+    AND ({admits})) IS NOT TRUE) = 0 FROM fencepost_fence AS gate)"""
+
+
 def admits_start_sql(key: str, run_id: str, kind: str, id: str) -> str:
-    """`Fence.admits_start` as SQL, over SQL expressions. Unknown states admit nothing.
+    """`Fence.admits_start` as SQL, over SQL expressions. Doubt admits nothing.
 
     `kind` and `id` are those of the principal.
     """
-    return f"""NOT EXISTS (SELECT 1 FROM fencepost_fence WHERE (
-    state = 'open'
-    OR (state = 'proof-only' AND proof_key = {key}
-        AND (proof_run_id IS NULL OR proof_run_id = {run_id})
-        AND (proof_principal_kind IS NULL
-          OR (proof_principal_kind = {kind} AND proof_principal_id = {id})))
-  ) IS NOT TRUE)"""
+    return _gate_sql(f"""gate.state = 'open' OR (gate.state = 'proof-only'
+     AND gate.proof_key = {key} AND (gate.proof_run_id IS NULL OR gate.proof_run_id = {run_id})
+     AND (gate.proof_principal_kind IS NULL
+       OR (gate.proof_principal_kind = {kind} AND gate.proof_principal_id = {id})))""")
 
 
 # The revision that admits what is written now.
@@ -134,9 +165,8 @@ NOT_PROVING = "NOT EXISTS (SELECT 1 FROM fencepost_fence WHERE state = 'proof-on
 
 def admits_existing_run_sql(run_id: str) -> str:
     """`Fence.admits_existing_run` as SQL. The argument is a SQL expression."""
-    return f"""NOT EXISTS (SELECT 1 FROM fencepost_fence WHERE (
-    state IN ('open', 'draining') OR (state = 'proof-only' AND proof_run_id = {run_id})
-  ) IS NOT TRUE)"""
+    return _gate_sql(f"""gate.state IN ('open', 'draining')
+    OR (gate.state = 'proof-only' AND gate.proof_run_id = {run_id})""")
 
 
 # Without a WHERE, so that a second row would be noticed. `*`, because the fence must be readable
@@ -238,10 +268,11 @@ INSERT INTO fencepost_fence (id, state, revision, updated_at_ms, last_admitted_r
 SELECT 'deployment', 'open', 0, COALESCE(:now_ms, {NOW_MS}),
   (SELECT 0 FROM fencepost_reservations WHERE key > '' LIMIT 1)
 WHERE :expected = 'open' AND (:revision IS NULL OR :revision = 0) AND {requests.UNUSED}
-ON CONFLICT (id) DO NOTHING
+  AND NOT EXISTS (SELECT 1 FROM fencepost_fence)
 """
 
-# Decides: the fence is in the expected state, at the expected revision if one is given.
+# Decides: the fence can be read, is in the expected state, and at the expected revision if one is
+# given.
 _AUDIT_TRANSITION = f"""
 INSERT {audit.INTO}
 SELECT 'fence-transition', :principal_kind, :principal_id, 'deployment', NULL,
@@ -251,7 +282,7 @@ SELECT 'fence-transition', :principal_kind, :principal_id, 'deployment', NULL,
   :token, MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms + 1)
 FROM fencepost_fence
 WHERE state = :expected AND (:revision IS NULL OR revision = :revision)
-  AND {requests.UNUSED}
+  AND {_gate_sql("TRUE")} AND {requests.UNUSED}
 RETURNING sequence
 """
 

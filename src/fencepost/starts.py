@@ -304,7 +304,10 @@ async def _start_not_ready(db: Database, attempt: Attempt, token: str, now_ms: i
 
     If it does not, an incomplete schema may still hold the rows of a replay.
     """
-    gate = await fence.read(db)
+    try:
+        gate = await fence.read(db)
+    except errors.FenceUnreadable as unreadable:
+        return await _seen_without_writing(db, attempt, unreadable, now_ms)
     if gate.admits_start(attempt.key, attempt.principal):
         await db.bring_schema_forward()
         return await _start_new(db, attempt, token, now_ms)
@@ -322,7 +325,7 @@ async def _start_not_ready(db: Database, attempt: Attempt, token: str, now_ms: i
 
 
 async def _seen_without_writing(
-    db: Database, attempt: Attempt, refusal: errors.StorageError, now_ms: int | None
+    db: Database, attempt: Attempt, refusal: errors.FencepostError, now_ms: int | None
 ) -> Seen:
     """What the key means, where the database takes no writes. Raises `refusal` if the answer would
     be a start.

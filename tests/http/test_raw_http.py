@@ -166,7 +166,11 @@ class Sent(NamedTuple):
 
 
 def _request(chance: random.Random) -> Sent:
-    one, odd = chance.choice, lambda: chance.random() < 0.12
+    one = chance.choice
+
+    def odd() -> bool:
+        return chance.random() < 0.12
+
     method = one(ODD_METHODS) if odd() else one(METHODS)
     target = one(WHOLE) if odd() else one(PATHS) + one(ENDS)
     host = one(HOSTS)
