@@ -1,6 +1,4 @@
-"""Every table is in the move and in the purge, or is excused, with a reason (test_inventory.py has the
-inventory).
-"""
+"""Every table is in the move and in the purge, or is excused; test_inventory.py has the inventory."""
 
 from __future__ import annotations
 
