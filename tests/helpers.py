@@ -181,6 +181,7 @@ class Client:
         "alice-rotated": ("service", "alice", ["start", "work", "read"]),
         "bob": ("service", "bob", ["start", "work", "read"]),
         "operator": ("human", "olga", ["start", "work", "read", "operate"]),
+        "resolver": ("human", "rita", ["operate"]),
         "reader": ("service", "alice", ["read"]),
         "starter": ("service", "alice", ["start"]),
         "worker": ("service", "alice", ["work"]),

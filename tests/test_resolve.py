@@ -202,6 +202,25 @@ def test_a_settled_key_is_not_resolved(client: Client, sql: Sql, to: str) -> Non
     assert sql.dump() == before
 
 
+@pytest.mark.parametrize("decision", ["executed", "not_executed", "cancelled"])
+def test_an_unsettled_key_of_a_run_that_has_ended_is_settled_as_the_run_was(
+    client: Client, sql: Sql, decision: str
+) -> None:
+    """As the library may leave it: it reserves a key for any run."""
+    run = client.started()
+    client.finish(run, "failed").raise_for_status()
+    sql(
+        "UPDATE fencepost_reservations SET state = 'reserved', claim_nonce = NULL, outcome = NULL "
+        "WHERE key = ?1",
+        run["key"],
+    )
+    before = client.get(f"/v1/runs/{run['run_id']}").json()
+    held = resolve(client, run, decision).json()["reservation"]
+    assert (held["state"], held["outcome"], held["attempt"]) == ("terminal", "failed", 1)
+    assert client.get(f"/v1/runs/{run['run_id']}").json() == before
+    assert resolve(client, run, "executed").json()["code"] == "SNAPSHOT_CHANGED"
+
+
 def test_a_joined_key_is_resolved_through_the_key_that_started_its_run(
     client: Client, sql: Sql
 ) -> None:

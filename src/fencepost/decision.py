@@ -149,18 +149,23 @@ class Exit(StrEnum):
     OWN = "own"
     HEARTBEAT = "heartbeat"
     RECOVER = "recover"
+    ABANDON = "abandon"
     RESOLVE = "resolve"
 
 
 def exits(attempt: Attempt, seen: Seen) -> list[Exit]:
     """The verbs that would work now, of those that get this start out of UNRESOLVABLE.
 
-    `own` and `recover` take evidence, unless the caller is the owner itself, who may also send a
-    `heartbeat`. `resolve` is an operator's.
+    `own` takes evidence if the run has an owner who is not the caller; the owner itself may also
+    send a `heartbeat`. `recover` takes evidence; the claimant itself may `abandon` its claim.
+    `resolve` is an operator's.
     """
     run = seen.run
     admitted = isinstance(seen.fence, Fence) and run and seen.fence.admits_existing_run(run.run_id)
     if run is None or not admitted:
         return [Exit.RESOLVE]
     mine = [Exit.HEARTBEAT] if run.owner == attempt.owner else []
-    return [Exit.OWN if run.claim is None else Exit.RECOVER, *mine, Exit.RESOLVE]
+    if run.claim is None:
+        return [Exit.OWN, *mine, Exit.RESOLVE]
+    claims = run.claim.owner == attempt.owner
+    return [Exit.ABANDON if claims else Exit.RECOVER, *mine, Exit.RESOLVE]

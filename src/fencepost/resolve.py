@@ -133,6 +133,7 @@ WHERE held.key = :key AND held.state <> 'terminal' AND held.joined = 0
   AND run.write_token IS :run_token
   AND {_STEPS.format(run_id=":run_id")} IS :steps
   AND (run.status IS NULL OR run.status IN ('pending', 'suspended')
+    OR run.finished_at_ms IS NOT NULL
     OR (run.status = 'running' AND run.lease_expires_at_ms < COALESCE(:now_ms, {NOW_MS})))
   AND (run.claimed_at_ms IS NULL
     OR run.claimed_at_ms + run.lease_ms < COALESCE(:now_ms, {NOW_MS}))
@@ -188,10 +189,11 @@ async def resolve(
 
     `executed`: the key is settled and the run completed, with the result if given.
     `not_executed`: reserved again, attempt + 1, the run pending; a run whose cancel was requested
-    ends instead. `cancelled`: the key is settled and the run ends. Losses, in order: key_joined
+    ends instead. `cancelled`: the key is settled and the run ends. A key whose run has ended is
+    settled as the run was, whatever the decision. Losses, in order: key_joined
     (`Look.starter` is the key to resolve), snapshot_changed (something was written since the
     look, or the key is settled), heartbeat_fresh (the owner is alive), claim_fresh. Raises
-    NotFound, and InvalidRequest for a result without a run to stand in.
+    NotFound, and InvalidRequest for a result without a run that it could end with.
     """
     results = await reservation.read_for_request(db, _look_statements(key, None, now_ms))
     found = _look(results, None)
@@ -199,9 +201,10 @@ async def resolve(
         return Outcome.RESOLVED, found
     if loss := _loss(found, resolution.seen):
         return loss, found
-    if found.run is None and resolution.result_json is not None:
+    over = found.run is None or found.run.ended
+    if over and resolution.result_json is not None:
         raise errors.InvalidRequest(
-            "A 'result' needs a run to stand in; this start has none. Nothing was written."
+            "A 'result' needs a run that has not ended; this start has none. Nothing was written."
         )
     token = mint_token()
     intent = _write(db, found, operator, resolution, token, now_ms)
@@ -228,7 +231,9 @@ def _loss(found: Look, seen: str) -> Outcome | None:
 
 
 def _ends(run: Run | None, decision: Verdict) -> RunStatus:
-    """The status of the run afterwards."""
+    """The status of the run afterwards. One that has ended stays as it is."""
+    if run is not None and run.ended:
+        return run.status
     if decision is Verdict.EXECUTED:
         return RunStatus.COMPLETED
     requested = run is not None and run.cancel_requested_at_ms is not None
@@ -247,8 +252,9 @@ def _write(
     held, run = found.held, found.run
     key, decision = held.key, resolution.decision
     to = _ends(run, decision)
+    ended = run is not None and run.ended
     outcome = None if to is RunStatus.PENDING else decision.value
-    if to is RunStatus.CANCELLED:
+    if to is RunStatus.CANCELLED or ended:
         outcome = str(to)
     seen: dict[str, Parameter] = {
         "attempt": held.attempt,
@@ -264,7 +270,7 @@ def _write(
         Statement(_AUDIT_RESOLVE, key=key, run_id=held.run_id, **who, **said, **seen, **keyed),
         Statement(_RESOLVE_RESERVATION, key=key, outcome=outcome, token=token),
         Statement(_SETTLE_OTHERS, key=key, run_id=held.run_id, outcome=outcome, token=token),
-        *([] if run is None else _run_statements(run, to, held.attempt, resolution, token)),
+        *(_run_statements(run, to, held.attempt, resolution, token) if run and not ended else []),
     ]
     return writes.Write(
         statements,

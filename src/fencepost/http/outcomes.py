@@ -136,17 +136,18 @@ def _already_settled(request: Request, held: Reservation) -> FencepostError:
 # How each exit is described, and where it is.
 _EXITS = {
     Exit.OWN: (
-        "Another process may own it, with evidence that its owner is dead",
+        "A process may own it, with evidence that its owner is dead if it has another one",
         "runs/{run}/own",
     ),
     Exit.HEARTBEAT: (
-        "Its owner, the caller, may go on by a heartbeat in its generation, or own it anew",
+        "Its owner, the caller, may go on by a heartbeat in its generation",
         "runs/{run}/heartbeat",
     ),
     Exit.RECOVER: (
         "A process may remove the claim that stands on it, with evidence that the claimant is dead",
         "runs/{run}/recover",
     ),
+    Exit.ABANDON: ("Its claimant, the caller, may remove its claim", "runs/{run}/abandon"),
     Exit.RESOLVE: ("An operator may say what happened", "starts/{key}/resolve"),
 }
 
@@ -159,7 +160,7 @@ def _unresolvable(held: Reservation, open_exits: list[Exit]) -> FencepostError:
     ways = " ".join(f"{_EXITS[way][0]}: POST {path}." for way, path in paths.items())
     return Conflict(
         "The run was started and may have executed, and nobody is executing it now. It is not run "
-        f"again by itself. {ways} The run as it is: GET /v1/runs/{held.run_id}. The same key "
+        f"again by itself. {ways} The start as it is: GET /v1/starts/{held.key}. The same key "
         "answers again once the run is owned or settled.",
         code="START_UNRESOLVABLE",
         retry_after_s=limits.PENDING_RETRY_AFTER_S,

@@ -268,7 +268,13 @@ ROUTES: tuple[Route[Any], ...] = (
             "EXECUTION_FENCE_UNREADABLE",
         ),
     ),
-    Route(method="GET", pattern=_KEY, scopes=("start",), handler=get_start, takes=queries.NO_QUERY),
+    Route(
+        method="GET",
+        pattern=_KEY,
+        scopes=("start", "operate"),
+        handler=get_start,
+        takes=queries.NO_QUERY,
+    ),
     Route(
         method="POST",
         pattern=f"{_KEY}/release",
