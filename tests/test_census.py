@@ -1,4 +1,4 @@
-"""Every table is in the move and in the purge, or is excused; test_inventory.py has the inventory."""
+"""Every table is in the move and in the purge, or excused; test_inventory.py has the inventory."""
 
 from __future__ import annotations
 

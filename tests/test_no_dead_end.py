@@ -290,7 +290,7 @@ FENCES: dict[str, Callable[[Json], Json]] = {
     "unreadable": lambda run: {"state": "half-open"},
 }
 # Under the others the exits are those of `migration-locked`: the one that no fence closes.
-CLOSED = ("draining", "migration-locked", "proof-only with this run")
+CLOSED = ("draining", "migration-locked", "proof-only with this run", "proof-only with this key")
 DEFINITE = ("started", "replayed", "START_ALREADY_SETTLED")
 LATER = ("START_PENDING", "EXECUTION_FENCED", "EXECUTION_FENCE_UNREADABLE")
 
@@ -338,6 +338,8 @@ def check_start(world: World, case: Case, fenced: str, asker: Json, followed: bo
         assert len(ways) == 1 or fenced in ("open", *CLOSED)
     elif code == "START_PENDING" and fenced == "open":
         go_on(world, run, asker)
+    if fenced == "proof-only with this key":  # the start has bound its run
+        fence = FENCES["proof-only with this run"](case.run)
     for way in ways if followed else []:
         case.restore()
         world.sql.fence(**fence)
