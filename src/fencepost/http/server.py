@@ -23,7 +23,7 @@ from fencepost.storage.d1 import Database, SchemaMemory
 from fencepost.storage.event_loop import promptly
 
 # Made once. `json.dumps` would make an encoder for each call.
-_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 # An isolate has one binding `DB`, so one memory of its schema is enough.
 _SCHEMA = SchemaMemory()
@@ -51,7 +51,7 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
             asked = takes.read(body, "")
             request.owner = getattr(asked, "owner", None)
             _name(request, route, body)
-        return await route.handler(request, asked), pattern
+        return _encoded(await route.handler(request, asked)), pattern
     except errors.FencepostError as failure:
         error = failure
         if isinstance(failure, errors.StorageError):
@@ -63,6 +63,17 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
     except Exception:
         _complain(traceback.format_exc())
         return problem_reply(errors.FencepostError("The service failed on this request.")), pattern
+
+
+def _encoded(reply: Reply[Any]) -> Reply[Any]:
+    """The reply with its body as bytes. Raises RowCorrupt for what no JSON text can hold."""
+    body = reply.body
+    if not isinstance(body, bytes):
+        try:
+            reply.body = (body if isinstance(body, str) else _dumps(body)).encode()
+        except (ValueError, RecursionError):
+            raise errors.RowCorrupt("fencepost_snapshots", "content is JSON") from None
+    return reply
 
 
 # Audited by themselves.
@@ -286,14 +297,11 @@ def _send(request: Request, reply: Reply[Any], *, with_body: bool) -> Any:
     }
     if request.db.replay and reply.status == 200:
         headers["Idempotent-Replayed"] = "true"
-    body = reply.body
-    if not isinstance(body, bytes):
-        body = (body if isinstance(body, str) else _dumps(body)).encode()
     options = javascript.parse(_dumps({"status": reply.status, "headers": headers}))
     if not with_body or reply.status == 204:
         return javascript.response(javascript.null, options)
     # Bytes are copied to JavaScript in one piece, a str character by character.
-    return javascript.response(javascript.to_js(body), options)
+    return javascript.response(javascript.to_js(_encoded(reply).body), options)
 
 
 def _log(line: str) -> None:
