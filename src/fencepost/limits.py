@@ -39,9 +39,9 @@ OPERATION_TTL_MS_MAX = 86_400_000
 # Waiting for the end of a run: no longer than a client keeps a request open.
 WAIT_S_MAX = 30
 # Pauses between two looks at D1 while waiting; the last one repeats. With many that wait in this
-# isolate they are longer: all of them together look a hundred times a second.
+# isolate they are longer: all of them together look some 67 times a second.
 WAIT_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
-WAIT_PAUSE_S_EACH = 0.01
+WAIT_PAUSE_S_EACH = 0.015
 # And as if this much of a run were read and sent in a second.
 WAIT_BYTES_EACH_S = 25_000_000
 # Who looks again so much later than it should is not waiting any more.
