@@ -30,10 +30,10 @@ class ScheduledController {
 export default class Host extends WorkerEntrypoint {
   constructor(ctx, env) {
     super(ctx, env);
-    // Any other name is an RPC method, which only Python knows.
+    // Any other name is an RPC method, which only Python knows; but the runtime itself asks for a handler of CONNECT.
     return new Proxy(this, {
       get: (target, name) =>
-        typeof name !== "string" || name in target
+        typeof name !== "string" || name in target || name === "connect"
           ? Reflect.get(target, name, target)
           : (...args) => invoke(this, bindings(env), name, ...args),
     });

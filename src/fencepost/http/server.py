@@ -62,7 +62,19 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
         return problem_reply(error), pattern
     except Exception:
         _complain(traceback.format_exc())
-        return problem_reply(errors.FencepostError("The service failed on this request.")), pattern
+        return problem_reply(await _failure(request)), pattern
+
+
+async def _failure(request: Request) -> errors.FencepostError:
+    """The error of a request on which the service failed. A table of a shape that this build does
+    not know may hold what nothing here expects: then it is that.
+    """
+    failed = errors.FencepostError("The service failed on this request.")
+    found = await request.db.explain(failed)
+    if isinstance(found, errors.SchemaMismatch) and request.method != "GET":
+        members = found.members
+        return errors.ColumnAbsent(members["table"], members["column"], members["difference"])
+    return found
 
 
 def _encoded(reply: Reply[Any]) -> Reply[Any]:

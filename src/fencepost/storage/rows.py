@@ -24,7 +24,7 @@ def check_row(table: str, rules: Rules, row: Row) -> None:
             sound = holds(row)
         except KeyError as absent:
             raise errors.ColumnAbsent(table, absent.args[0], "missing") from None
-        except TypeError:
+        except (TypeError, AttributeError, ValueError):
             sound = False
         if not sound:
             raise errors.RowCorrupt(table, rule)
