@@ -15,6 +15,8 @@ from fencepost.http import cors, queries
 from fencepost.runs import RunStatus
 from helpers import Client, Json, Sql, an_owner, connect, new_key, round_trips, rows
 
+OWED = ("runs", "reservations", "operations")
+
 # --- Metrics -------------------------------------------------------------------------------
 
 
@@ -29,7 +31,7 @@ def metrics(client: Client) -> dict[tuple[str, str], float]:
 
 
 def test_metrics_say_the_state_of_the_fence_and_what_is_owed(client: Client, sql: Sql) -> None:
-    sql.batch([(f"DELETE FROM fencepost_{table}", ()) for table in ("runs", "reservations")])
+    sql.batch([(f"DELETE FROM fencepost_{table}", ()) for table in OWED])
     ended, lapsed, held = client.started(), client.started(), client.started()
     client.finish(ended).raise_for_status()
     sql.lapse(lapsed["run_id"])
@@ -51,7 +53,7 @@ def test_metrics_count_what_a_start_calls_unresolvable(client: Client, sql: Sql)
     def count() -> float:
         return metrics(client)["fencepost_starts_unresolvable", ""]
 
-    sql.batch([(f"DELETE FROM fencepost_{table}", ()) for table in ("runs", "reservations")])
+    sql.batch([(f"DELETE FROM fencepost_{table}", ()) for table in OWED])
     run, lost = client.started(), client.started()
     assert count() == 0
     sql("DELETE FROM fencepost_runs WHERE run_id = ?1", lost["run_id"])
