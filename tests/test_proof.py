@@ -56,7 +56,9 @@ def test_a_key_in_use_becomes_the_proof_with_its_run(client: Client, sql: Sql, s
 def test_a_request_that_does_not_mean_the_run_binds_nothing(client: Client) -> None:
     run = client.started()
     prove(client, run["key"])
-    for who, body in ((client.as_("bob"), None), (client, a_start(input="another"))):
+    subject = {"stage": "delivery", "change": "another"}
+    others = (a_start(input="another"), a_start(subject=subject))
+    for who, body in ((client.as_("bob"), None), *((client, other) for other in others)):
         assert who.start(run["key"], body).status_code in (403, 422)
         assert gate(client)["proof_run_id"] is None
 

@@ -204,7 +204,8 @@ _PROOF_WAITS = """(state = 'proof-only' AND proof_key = :key AND proof_run_id IS
 _MEANT = """SELECT held.run_id, held.claim_nonce = :token AS mine
   FROM fencepost_reservations AS held JOIN fencepost_runs USING (run_id)
   WHERE held.key = :key AND owner_kind = :principal_kind AND owner_id = :principal_id
-    AND fingerprint = :fingerprint AND joined = 0 AND state <> 'reserved'"""
+    AND fingerprint = :fingerprint AND subject_sha256 IS :subject_sha256
+    AND joined = 0 AND state <> 'reserved'"""
 
 # Decides: the attempt `:token` started a run under this revision, the first one; or the run of the
 # proof key, new or old, becomes the proof run. So it is written once a revision, not at each start.
@@ -221,13 +222,14 @@ WHERE (last_admitted_revision IS NOT revision OR {_PROOF_WAITS})
 
 
 def record_start_statement(
-    key: str, principal: Principal, fingerprint: str, token: str
+    key: str, principal: Principal, fingerprint: str, subject_sha256: str | None, token: str
 ) -> Statement:
     """What a start leaves at the fence, for its batch: the revision that admitted it, and its run,
     if its key is the proof key. Sent again later, it binds the proof run again.
     """
     who = {"principal_kind": principal.kind, "principal_id": principal.id}
-    return Statement(_RECORD_START, key=key, **who, fingerprint=fingerprint, token=token)
+    what = {"fingerprint": fingerprint, "subject_sha256": subject_sha256}
+    return Statement(_RECORD_START, key=key, **who, **what, token=token)
 
 
 # --- Moving it ---------------------------------------------------------------------------

@@ -98,11 +98,12 @@ def _created_event(attempt: Attempt, run_id: str) -> Event:
 
 
 def _granted_statements(attempt: Attempt, run_id: str, token: str, event: Event) -> list[Statement]:
-    who = (attempt.principal, attempt.fingerprint)
+    subject = attempt.subject and attempt.subject.digest
+    meant = (attempt.key, attempt.principal, attempt.fingerprint, subject)
     return [
         journal.append_statement(run_id, token, event),
         Statement(_ACTIVATED, run_id=run_id, token=token),
-        fence.record_start_statement(attempt.key, *who, token),
+        fence.record_start_statement(*meant, token),
     ]
 
 
