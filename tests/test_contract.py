@@ -67,7 +67,7 @@ from helpers import D1Failure, Json, Sql, new_key
 T0 = 2_000_000_000_000
 LEASE_MS, TTL_MS = 10_000, 4_000
 # In the suite; CI walks further (`-m soak`).
-PARTS, STEPS_OF_A_PART, SCENES_OF_A_WORLD = 4, 1_000, 30
+PARTS, STEPS_OF_A_PART, SCENES_OF_A_WORLD = 4, 600, 30
 STEPS_OF_CI = 12_000
 # A walk that is always the same finds each fault that is put back within so many steps.
 SEED_OF_FAULTS, FOUND_WITHIN = "1", 2_000

@@ -349,6 +349,7 @@ def check_start(world: World, case: Case, fenced: str, asker: Json, followed: bo
         case.restore()
 
 
+@pytest.mark.soak
 def test_every_exit_that_a_start_names_works_and_leads_to_a_definite_answer(
     client: Client, sql: Sql
 ) -> None:

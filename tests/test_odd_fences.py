@@ -129,7 +129,10 @@ def _prepared(client: Client) -> Json:
     return run
 
 
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize(
+    "odd",
+    [pytest.param(name, marks=[pytest.mark.soak] * (n > 1)) for n, name in enumerate(ODD)],
+)
 def test_nothing_is_written_behind_an_unreadable_fence(
     client: Client, database: Sql, odd: str
 ) -> None:
@@ -150,6 +153,7 @@ def test_nothing_is_written_behind_an_unreadable_fence(
             assert database.dump() == before, route
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("column", _COLUMNS[1:])
 def test_a_fence_without_a_column_is_answered_with_503_and_nothing_is_written(
     client: Client, database: Sql, column: str

@@ -214,6 +214,7 @@ def _check(sent: Sent, answer: Answer) -> None:
 # --- Tests -------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_no_request_that_a_socket_can_carry_reaches_500(server: Server) -> None:
     chance = random.Random(SEED)  # noqa: S311
     line, answered = server.connect(), 0
@@ -239,6 +240,7 @@ def test_no_request_that_a_socket_can_carry_reaches_500(server: Server) -> None:
     server.is_well()
 
 
+@pytest.mark.soak
 def test_a_client_that_goes_away_leaves_no_traceback(server: Server) -> None:
     """In mid-head, in mid-body, in mid-chunk, before its answer; politely, and by a reset."""
     head = b"POST /v1/starts HTTP/1.1\r\nHost: a\r\nIdempotency-Key: gone\r\n" + ALICE

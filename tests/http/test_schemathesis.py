@@ -18,7 +18,7 @@ from conftest import ROOT, start_bridge, stop_bridge
 from fencepost.http import routes
 from helpers import Client, connect
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.soak
 
 
 @pytest.fixture
