@@ -4,14 +4,16 @@ else is a mismatch that is said as one; never a run that is not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import httpx
 import pytest
 
+from fencepost import fence
 from fencepost.http import routes
 from fencepost.schema import tables
-from helpers import Client, Json, Sql, new_key
+from fencepost.storage.sql import Statement
+from helpers import BridgeDatabase, Client, D1Failure, Json, Sql, new_key
 from mutations import ROWS, operation
 from stored_shapes import drop_all
 
@@ -88,6 +90,23 @@ def test_an_absent_fence_is_open_until_it_is_there(client: Client, database: Sql
     assert client.start(new_key()).status_code == 201  # which makes it
     database.fence("migration-locked")
     assert client.verb(run, "heartbeat").json()["code"] == "EXECUTION_FENCED"
+
+
+@pytest.mark.anyio
+async def test_a_fence_that_is_made_while_it_is_missed_is_read_as_it_is(
+    db: BridgeDatabase, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql.fence("draining", revision=7)
+    send, missed = db._send, ["no such table: fencepost_fence: SQLITE_ERROR"]
+
+    async def first_it_is_missing(statements: Sequence[Statement]) -> str:
+        if missed:
+            raise D1Failure(f"D1_ERROR: {missed[0]}", [missed.pop()])
+        return await send(statements)
+
+    monkeypatch.setattr(db, "_send", first_it_is_missing)
+    gate = await fence.read(db)
+    assert (gate.state, gate.revision) == ("draining", 7)
 
 
 Ask = Callable[[Client], httpx.Response]

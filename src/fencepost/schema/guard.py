@@ -146,29 +146,32 @@ def without_fence(
 ) -> list[Statement] | None:
     """The statements for a database without a fence table: they find no row, as it is open.
 
-    If the table is there by then, they find a row that admits nothing. None if another table is
-    missing, or if they write the fence.
+    If the table is there by then, they find a row that admits nothing; one more statement, the
+    last, returns a row in that case. None if another table is missing, or if they write the fence.
     """
     fence = "fencepost_fence"
     if missing.table != fence or any(_WRITES_FENCE.search(each.sql) for each in statements):
         return None
     columns = ", ".join(f"NULL AS {column}" for column in migrations.columns_of(fence))
     absent = f"(SELECT {columns} FROM sqlite_master WHERE name = 'fencepost_' || 'fence')"
-    return [each.replacing(_READS_FENCE, absent) for each in statements]
+    there = Statement("SELECT 1 FROM sqlite_master WHERE name = 'fencepost_' || 'fence'")
+    return [*(each.replacing(_READS_FENCE, absent) for each in statements), there]
 
 
-async def absence(db: Database, missing: errors.MissingTable) -> errors.FencepostError:
+async def absence(db: Database, missing: errors.MissingTable) -> errors.FencepostError | None:
     """The error for a missing table: MissingTable in a database that has none of ours.
 
     Otherwise SchemaBehind, as the table was dropped or is of a later build; or Refused, if it is
-    none of ours. One round trip.
+    none of ours. None if it is there by now: another request has made it. One round trip.
     """
     found = await inspect(db)
     if found.state == "empty":
         return missing
     if missing.table not in DDL:
         return errors.Refused(missing.message)
-    return errors.SchemaBehind(missing.table, None, "missing")
+    lacking = {migrations.table_of(name) for name in found.lacking if name in DDL}
+    behind = errors.SchemaBehind(missing.table, None, "missing")
+    return behind if missing.table in lacking else None
 
 
 async def ensure(db: Database) -> None:

@@ -90,16 +90,26 @@ class Database:
     async def _batch_without(
         self, missing: errors.MissingTable, statements: Sequence[Statement]
     ) -> list[Result]:
-        """The batch in a database without this table, if that is the fence. Else it raises."""
+        """The batch in a database without this table, if that is the fence. Else it raises.
+
+        Another request may make the table in between. Then a read is sent once more, as it was.
+        """
         from fencepost.schema import guard
 
         found = missing
         if unfenced := guard.without_fence(missing, statements):
             try:
-                return await self.batch_unguarded(unfenced)
+                *results, there = await self.batch_unguarded(unfenced)
+                if there.rows and all(map(_is_select, statements)):
+                    return await self.batch_unguarded(statements)
+                return results
             except errors.MissingTable as another:
                 found = another
-        raise found if self._schema is None else await guard.absence(self, found) from None
+        if self._schema is None:
+            raise found
+        if (absence := await guard.absence(self, found)) is not None:
+            raise absence from None
+        return await self.batch_unguarded(statements)  # it is there by now, and nothing was run
 
     async def ready(self, *, creating: bool = False) -> None:
         """Check the schema, unless it was found current before.
