@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from fencepost.fence import FenceState
+from fencepost.fence import OPERATED
 from helpers import Client, Json, Sql, a_start, an_owner, connect_async, new_key, round_trips
 
-STATES = [str(state) for state in FenceState]
+STATES = [str(state) for state in OPERATED]
 
 
 def move(

@@ -18,7 +18,10 @@ TABLE = "fencepost_audit"
 
 
 class Entry(NamedTuple):
-    """A row of fencepost_audit. `before_json` and `after_json` are JSON texts, or None."""
+    """A row of fencepost_audit. `before_json` and `after_json` are JSON texts, or None.
+
+    `origin`: the deployment that wrote it, if a move has brought it, with its sequence there.
+    """
 
     sequence: int
     action: str
@@ -28,6 +31,8 @@ class Entry(NamedTuple):
     before_json: str | None
     after_json: str | None
     at_ms: int
+    origin: str | None = None
+    origin_sequence: int | None = None
 
     @classmethod
     def from_row(cls, row: Row) -> Entry:
@@ -42,10 +47,21 @@ class Entry(NamedTuple):
             row["before"],
             row["after"],
             row["at_ms"],
+            row.get("origin"),
+            row.get("origin_sequence"),
         )
 
 
-_RULES: Rules = (("numbers are whole", whole("sequence", "at_ms")),)
+_RULES: Rules = (
+    ("numbers are whole", whole("sequence", "at_ms")),
+    (
+        "an origin has a sequence there",
+        lambda row: (
+            (isinstance(row.get("origin"), str) and isinstance(row.get("origin_sequence"), int))
+            or row.get("origin") is row.get("origin_sequence") is None
+        ),
+    ),
+)
 
 INTO = (
     "INTO fencepost_audit (action, principal_kind, principal_id, subject, note, before,"

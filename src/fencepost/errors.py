@@ -9,6 +9,7 @@
     ├── Conflict               what is stored does not allow the request; nothing was written
     ├── Unavailable            not now; nothing was written
     │   ├── Fenced             the operator's fence does not admit it
+    │   ├── DeploymentMoved    the deployment is sealed: it lives elsewhere
     │   ├── FenceUnreadable    the fence cannot be read, so nothing is admitted
     │   ├── TooManyWaiters     too many requests wait for the end of a run
     │   ├── RowCorrupt         a stored row breaks a rule of its table
@@ -18,6 +19,7 @@
     └── StorageError           D1 failed
         ├── MissingTable       it did not run
         ├── ConstraintFailed   it did not run
+        ├── Sealed             it did not run: the deployment moves, or has moved
         ├── Refused            it did not run
         │   └── MissingColumn  a table is not as this build knows it
         ├── StorageUnreadable  a read failed
@@ -120,6 +122,19 @@ class Fenced(Unavailable):
     CODE = "EXECUTION_FENCED"
 
 
+class DeploymentMoved(Unavailable):
+    """The deployment is sealed. `moved_to`: where it lives now, if that is known."""
+
+    CODE = "DEPLOYMENT_MOVED"
+
+    def __init__(self, moved_to: str | None) -> None:
+        super().__init__(
+            "This deployment is sealed: it has moved, or is being moved. Nothing was written. Send "
+            "the same request with the same key to `moved_to`.",
+            moved_to=moved_to,
+        )
+
+
 class FenceUnreadable(Unavailable):
     """The fence cannot be read, or has a state unknown to this build. Nothing is admitted."""
 
@@ -184,6 +199,10 @@ class MissingTable(StorageError):
 
 class ConstraintFailed(StorageError):
     """A constraint of the schema was violated. The batch was rolled back."""
+
+
+class Sealed(StorageError):
+    """The tables take no writes: the deployment moves, or has moved. The batch did not run."""
 
 
 class Refused(StorageError):

@@ -13,6 +13,9 @@ name the refusal, from the row that the same batch read back.
 
 Reads, cancel, release and fence administration always pass. A deployment that was never
 provisioned (no row, no table) is open.
+
+In three more states, which only a move of the deployment sets and ends (`transfer`), nothing passes
+but reads and the commands of the move: `importing` and `void` (a target), `sealed` (a source).
 """
 
 from __future__ import annotations
@@ -34,6 +37,14 @@ class FenceState(StrEnum):
     DRAINING = "draining"
     MIGRATION_LOCKED = "migration-locked"
     PROOF_ONLY = "proof-only"
+    IMPORTING = "importing"
+    SEALED = "sealed"
+    VOID = "void"
+
+
+# The states of a move, and those between which an operator moves the fence.
+MOVING = frozenset({FenceState.IMPORTING, FenceState.SEALED, FenceState.VOID})
+OPERATED = tuple(state for state in FenceState if state not in MOVING)
 
 
 class Fence(NamedTuple):
@@ -41,7 +52,7 @@ class Fence(NamedTuple):
 
     `proof_principal`: whose start the proof is, if the transition named one.
     `last_admitted_revision`: the last revision under which a run was started; None if none was, or
-    if that is not known, as there was no row.
+    if that is not known, as there was no row. `moved_to`: where to go, once it is sealed.
     """
 
     state: FenceState
@@ -51,6 +62,7 @@ class Fence(NamedTuple):
     updated_at_ms: int | None
     proof_principal: Principal | None = None
     last_admitted_revision: int | None = None
+    moved_to: str | None = None
 
     @classmethod
     def from_rows(cls, rows: Sequence[dict[str, Any]]) -> Fence:
@@ -75,6 +87,7 @@ class Fence(NamedTuple):
             row["updated_at_ms"],
             None if kind is None or id is None else Principal(kind, id),
             row.get("last_admitted_revision"),
+            row.get("moved_to"),
         )
 
     def admits_start(self, key: str, principal: Principal, run_id: str | None = None) -> bool:
@@ -103,12 +116,28 @@ class Fence(NamedTuple):
         """Whether work that was queued earlier may begin."""
         return self.state in (FenceState.OPEN, FenceState.DRAINING)
 
-    def refusal(self) -> errors.Fenced:
+    def refusal(self) -> errors.Unavailable:
         """The error of a request that this state does not admit."""
+        if self.state is FenceState.SEALED:
+            return errors.DeploymentMoved(self.moved_to)
         return errors.Fenced(
             f"The deployment is {self.state} and does not admit this work. Nothing was written.",
             state=str(self.state),
         )
+
+
+def moved_to(rows: Sequence[dict[str, Any]] | None) -> str | None:
+    """Where to go, if the rows read are those of a sealed fence."""
+    sealed = bool(rows) and rows is not None and rows[0].get("state") == FenceState.SEALED
+    to = rows[0].get("moved_to") if sealed and rows else None
+    return to if isinstance(to, str) else None
+
+
+def closed(rows: Sequence[dict[str, Any]] | None) -> errors.Unavailable | None:
+    """The refusal of whatever writes, if the rows read are those of a deployment that moves."""
+    if not rows or rows[0].get("state") not in MOVING:
+        return None
+    return Fence.from_rows(rows).refusal()
 
 
 # What `Fence.from_rows` takes for a fence row: these rules, and then the same in SQL.
@@ -299,17 +328,24 @@ WHERE {audit.last_is(":token")}
 
 
 async def transition(
-    db: Database, principal: Principal, command: FenceCommand, now_ms: int | None = None
+    db: Database,
+    principal: Principal,
+    command: FenceCommand,
+    now_ms: int | None = None,
+    opening: Sequence[Statement] = (),
 ) -> tuple[FenceOutcome, Fence]:
     """Move the fence, if it is in the state that the command expects. Any two states are legal.
 
     A keyed command is remembered as long as its audit row: a retry gets the fence as the command
     left it, and moves nothing. One round trip. The first transition in a database creates the
-    tables. Raises FenceUnreadable for a state that this build does not know, and Conflict
-    (IDEMPOTENCY_KEY_REUSED).
+    tables. `opening` comes first in its batch (`transfer`). Raises FenceUnreadable for a state that
+    this build does not know, and Conflict (IDEMPOTENCY_KEY_REUSED).
     """
     token = mint_token()
     intent = _transition_write(db, principal, command, token, now_ms)
+    intent = intent._replace(
+        statements=[*opening, *intent.statements], decides=len(opening) + intent.decides
+    )
     records = requests.of_audited(db, token, FenceOutcome.MOVED)
     try:
         await db.ready(creating=True)

@@ -28,6 +28,7 @@ EXCUSED = {
     "fencepost_bindings": "content of runs",
     "fencepost_audit": "history of the deployment",
     "fencepost_requests": "answers to retries, of runs and of the deployment",
+    "fencepost_transfer": "what the deployment knows of its move",
 }
 
 _ENOUGH = limits.COUNT_MAX + 1

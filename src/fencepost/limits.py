@@ -98,3 +98,12 @@ RACE_STATEMENTS_MAX = 800
 RACE_PAUSE_MS_MIN = 8
 RACE_PAUSE_MS_MAX = 1_000
 RACE_PAUSE_MS_EACH = 30
+
+# A move: rows and bytes of a page (with one row at least), which is in the isolate several times
+# over. A row may be twice as long in JSON. Pages that one request adds up: D1 takes 1,000 queries.
+TRANSFER_PAGE_ROWS = 400
+TRANSFER_PAGE_BYTES = 1_048_576
+TRANSFER_BODY_BYTES_MAX = 8_388_608
+TRANSFER_PAGES = 100
+# Where a deployment has moved to.
+URL_CHARS_MAX = 1_000

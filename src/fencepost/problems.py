@@ -290,6 +290,29 @@ PROBLEMS = {
         _NEVER,
         "The fence is not in the expected state or revision. The answer has the present ones.",
     ),
+    "TRANSFER_REFUSED": Problem(
+        409,
+        "This step of a move is not open here",
+        _NEVER,
+        "The deployment is in another phase of a move, or in none, or the request is meant for "
+        "another one; `reason` says which. Nothing was written.",
+    ),
+    "TRANSFER_ROW_REFUSED": Problem(
+        409,
+        "A row was not taken",
+        _NEVER,
+        "`row` names it. `reason`: `changed` (it is not as its digest says), `differs` (another "
+        "one stands here), `unexpected` (it stands here, and the page has none), `invalid` (the "
+        "table does not take it). Of `changed` and `invalid` nothing was written; otherwise the "
+        "other rows of the page may have been.",
+    ),
+    "TRANSFER_DIFFERS": Problem(
+        409,
+        "A table is not as the seal says",
+        _NEVER,
+        "The rows of `table` are not those of the sealed deployment. Import the rows that are "
+        "missing, or void this deployment. Nothing was written.",
+    ),
     "IDEMPOTENCY_KEY_REUSED": Problem(
         422,
         "The key was sent with another request",
@@ -309,6 +332,13 @@ PROBLEMS = {
         "The fence cannot be read",
         _SAME,
         "It is not known whether the fence admits the work, so it is refused; nothing was written.",
+    ),
+    "DEPLOYMENT_MOVED": Problem(
+        503,
+        "The deployment has moved",
+        _SAME,
+        "The deployment is sealed; nothing is written here any more. Send the same request with "
+        "the same key to `moved_to`.",
     ),
     "AUTH_UNCONFIGURED": Problem(
         503,

@@ -169,7 +169,7 @@ def test_a_refusal_repeats_neither_the_token_nor_the_configuration(header: str) 
 
 
 def request(headers: Mapping[str, str]) -> Request:
-    async def no_body() -> bytes:
+    async def no_body(bytes_max: int) -> bytes:
         raise AssertionError("authentication comes before the body")
 
     return Request("POST", "/v1/starts", {}, headers.get, no_body, Database(None), lambda _: TOKENS)

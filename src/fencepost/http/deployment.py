@@ -16,9 +16,10 @@ from fencepost import (
     problems,
     retention,
     settings,
+    transfer,
 )
 from fencepost.audit import Entry
-from fencepost.fence import Fence, FenceCommand, FenceOutcome, FenceState
+from fencepost.fence import OPERATED, Fence, FenceCommand, FenceOutcome, FenceState
 from fencepost.http import auth, pages, queries, serialize
 from fencepost.http.exchange import Reply, Request, Route
 from fencepost.http.forms import Form, Member, Parser
@@ -55,8 +56,8 @@ FENCE_TRANSITION = Form(
     "FenceTransitionRequest",
     _fence_transition,
     {
-        "expected": Member(one_of(*FenceState)),
-        "next": Member(one_of(*FenceState)),
+        "expected": Member(one_of(*OPERATED)),
+        "next": Member(one_of(*OPERATED)),
         "revision": Member(COUNT, None, "The revision that the fence must have."),
         "proof_key": Member(IDENTIFIER, None, "The key of the start that proves."),
         "proof_principal": Member(
@@ -116,7 +117,7 @@ async def get_fence(request: Request, _: None) -> Reply[shown.FenceJson]:
 
 async def post_fence_transition(request: Request, command: FenceCommand) -> Reply[shown.FenceJson]:
     """Move the fence to another state, if it is in the expected state."""
-    outcome, gate = await fence.transition(request.db, request.sender, command)
+    outcome, gate = await transfer.transition(request.db, request.sender, command)
     if outcome is FenceOutcome.MOVED:
         return Reply(200, _fence_json(gate, secrets=True))
     raise errors.Conflict(
@@ -134,6 +135,8 @@ def _fence_json(gate: Fence, *, secrets: bool) -> shown.FenceJson:
         "revision": gate.revision,
         "updated_at_ms": gate.updated_at_ms,
     }
+    if gate.moved_to is not None:
+        body["moved_to"] = gate.moved_to
     if secrets:
         who = gate.proof_principal
         body |= {
@@ -207,6 +210,9 @@ async def list_audit(request: Request, page: Page) -> Reply[shown.RowsJson[shown
 
 def _entry_json(entry: Entry) -> shown.EntryJson:
     kind, id = entry.principal
+    origin: shown.OriginJson | None = None
+    if entry.origin is not None and entry.origin_sequence is not None:
+        origin = {"deployment_id": entry.origin, "sequence": entry.origin_sequence}
     return {
         "action": entry.action,
         "principal": {"kind": kind, "id": id},
@@ -215,6 +221,7 @@ def _entry_json(entry: Entry) -> shown.EntryJson:
         "before": serialize.stored("before", entry.before_json, audit.TABLE),
         "after": serialize.stored("after", entry.after_json, audit.TABLE),
         "at_ms": entry.at_ms,
+        "origin": origin,
     }
 
 
@@ -288,7 +295,7 @@ ROUTES: tuple[Route[Any], ...] = (
         handler=post_fence_transition,
         takes=FENCE_TRANSITION,
         headers=(queries.REQUEST_KEY,),
-        problems=("FENCE_CAS_CONFLICT", _UNREADABLE),
+        problems=("FENCE_CAS_CONFLICT", "CONTENDED", _UNREADABLE),
     ),
     Route(
         method="GET",

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from fencepost import limits
 from fencepost.http.forms import Form, Schema
 from fencepost.identifiers import Principal
 from fencepost.runs import Owner
@@ -16,7 +17,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Request:
-    """One HTTP request. `header` ignores the case of a name. The body can be read once.
+    """One HTTP request. `header` ignores the case of a name. The body can be read once; `read_body`
+    takes how many bytes it may have.
 
     `repeated` is a query parameter that is given twice. `gone` says whether the client has hung
     up, where the runtime knows it.
@@ -28,7 +30,7 @@ class Request:
     path: str
     query: Mapping[str, str]
     header: Callable[[str], str | None]
-    read_body: Callable[[], Awaitable[bytes]]
+    read_body: Callable[[int], Awaitable[bytes]]
     db: Database
     setting: Callable[[str], str | None]
     repeated: str | None = None
@@ -87,7 +89,8 @@ class Route(NamedTuple, Generic[T]):
 
     `scopes`: one of them is enough; with none, no token is needed. `headers` are read first. Then
     `takes` reads the query of a GET or the body of a POST, and its result is passed to the
-    handler. The rest is for the API document: the problem codes of this route beyond those of
+    handler. A POST that is not `of_a_move` is refused by a deployment that moves, or has moved. The
+    rest is for the API document: the problem codes of this route beyond those of
     every route of its kind (see `openapi.problems_of`), the statuses of success, and the headers
     and the media type of the answer.
     """
@@ -99,6 +102,8 @@ class Route(NamedTuple, Generic[T]):
     takes: Form[T]
     problems: tuple[str, ...] = ()
     headers: tuple[Header[Any], ...] = ()
+    of_a_move: bool = False
+    body_bytes_max: int = limits.BODY_BYTES_MAX
     statuses: tuple[int, ...] = (200,)
     response_headers: tuple[str, ...] = ()
     media: str = "application/json"

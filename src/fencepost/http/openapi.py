@@ -49,6 +49,7 @@ _HEADERS: dict[str, tuple[Json, str]] = {
     "Cache-Control": ({"const": "no-store"}, "Nothing is to be kept."),
     "Content-Security-Policy": (_TEXT, "No script, nothing from anywhere else."),
     "Idempotent-Replayed": ({"const": "true"}, "On a replay: nothing happened now."),
+    "Fencepost-Moved": (_TEXT, "Where to go, on each answer of a sealed deployment."),
     "Location": ({"type": "string", "pattern": "^/v1/runs/"}, "The run."),
     "Preference-Applied": ({"type": "string", "pattern": "^wait=[0-9]+$"}, "On a wait."),
     "Retry-After": ({"type": "integer", "minimum": 1}, "Seconds, where a wait makes sense."),
@@ -57,7 +58,12 @@ _HEADERS: dict[str, tuple[Json, str]] = {
 }
 _ALWAYS = ("Cache-Control", "Server-Timing")
 # Headers of refusals, and the statuses that have them.
-_GIVEN_WITH = {"Allow": (405,), "Retry-After": (409, 503), "WWW-Authenticate": (401, 403)}
+_GIVEN_WITH = {
+    "Allow": (405,),
+    "Fencepost-Moved": (404, 409, 503),
+    "Retry-After": (409, 503),
+    "WWW-Authenticate": (401, 403),
+}
 
 _DOCUMENTED = {"shown": representations}
 
@@ -110,6 +116,8 @@ def problems_of(route: Route[Any]) -> list[str]:
     if route.scopes:
         codes |= {"UNAUTHORIZED", "SCOPE_MISSING", "AUTH_UNCONFIGURED"}
         codes |= {"STORAGE_UNREADABLE", "ROW_CORRUPT", "SCHEMA_MISMATCH"}
+    if route.method == "POST" and route.scopes:
+        codes |= {"DEPLOYMENT_MOVED", "EXECUTION_FENCED"}
     if route.method == "POST":
         codes |= {"TOO_LARGE", "CONTENT_ENCODING_UNSUPPORTED"}
         codes |= {"STORAGE_REFUSED", "WRITE_OUTCOME_UNKNOWN"}
@@ -172,6 +180,7 @@ def _parameters(route: Route[Any], schemas: Schemas) -> list[Json]:
 
 def _success(route: Route[Any], status: int, schemas: Schemas) -> Json:
     replayed = ["Idempotent-Replayed"] if REQUEST_KEY in route.headers else []
+    moved = ["Fencepost-Moved"] if route.scopes else []
     [replied] = get_args(get_type_hints(route.handler, localns=_DOCUMENTED)["return"])
     media, text = route.media.partition(";")[0], replied is str
     schema = schemas.of_type(replied)
@@ -179,7 +188,7 @@ def _success(route: Route[Any], status: int, schemas: Schemas) -> Json:
         schema = {"type": "object"}
     return {
         "description": "Started now: execute it." if status == 201 else "Done.",
-        "headers": _headers(*{*_ALWAYS, *route.response_headers, *replayed}),
+        "headers": _headers(*{*_ALWAYS, *route.response_headers, *replayed, *moved}),
         "content": {media: {"schema": schema}},
     }
 
@@ -307,7 +316,7 @@ class Schemas:
             name: {"anyOf": [part, {"type": "null"}]} if name in absent else part
             for name, part in asked.items()
         }
-        for name in absent.intersection(found.get("required", [])):
+        for name in sorted(absent.intersection(found.get("required", []))):
             there = {"not": {"type": "null"}}
             properties[name] = {"allOf": [asked[name], there]} if name in asked else there
         return {**found, "properties": properties} if properties else found

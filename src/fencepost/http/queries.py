@@ -171,6 +171,13 @@ def _keys_of(text: str) -> list[str]:
 _CURSOR = "[A-Za-z0-9_-]*"
 
 
+def is_cursor_text(value: Any, name: str) -> str:
+    """Reads a cursor that is not looked at. Raises ValueError."""
+    if not isinstance(value, str) or not re.fullmatch(_CURSOR, value):
+        raise ValueError(f"{name!r} is a cursor.")
+    return value
+
+
 def cursor(*shapes: tuple[Key, ...]) -> Parser[tuple[Any, ...] | None]:
     """A parser of cursors that hold strings in one of these shapes."""
     keys_of = {len(shape): shape for shape in shapes}

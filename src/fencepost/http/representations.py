@@ -14,17 +14,29 @@ from fencepost.bindings import GATES
 from fencepost.decision import Exit
 from fencepost.fence import FenceState
 from fencepost.http import values
-from fencepost.http.values import COUNT, HASH, IDENTIFIER, OPERATION_ID, POSITIVE, SEEN, one_of
+from fencepost.http.values import (
+    COUNT,
+    HASH,
+    IDENTIFIER,
+    OPERATION_ID,
+    POSITIVE,
+    SEEN,
+    TOKEN,
+    one_of,
+)
 from fencepost.identifiers import PrincipalKind
 from fencepost.operations import OperationState
 from fencepost.ownership import FACTS
 from fencepost.reservation import ReservationState
 from fencepost.runs import RunStatus
+from fencepost.transfer import Phase
 
 Count = Annotated[int, COUNT]
 # Milliseconds since 1970 by the database's clock.
 Ms = Annotated[int, COUNT]
 Hash = Annotated[str, HASH]
+# 128 random bits (hex).
+Token = Annotated[str, TOKEN]
 Identifier = Annotated[str, IDENTIFIER]
 Win = Annotated[runs.Outcome, one_of(*(won for won in runs.Outcome if won not in runs.LOSSES))]
 StepWin = Annotated[
@@ -358,7 +370,8 @@ class SeenOperationJson(TypedDict):
 class FenceJson(TypedDict):
     """`updated_at_ms` is null if never provisioned. The rest is for scope `operate` alone.
 
-    `last_admitted_revision`: no run was started under a later revision.
+    `last_admitted_revision`: no run was started under a later revision. `moved_to`: where to go,
+    once it is sealed.
     """
 
     state: FenceState
@@ -368,6 +381,7 @@ class FenceJson(TypedDict):
     proof_run_id: NotRequired[Identifier | None]
     last_admitted_revision: NotRequired[Count | None]
     updated_at_ms: Ms | None
+    moved_to: NotRequired[str]
 
 
 class WorkJson(TypedDict):
@@ -406,8 +420,15 @@ class PurgedJson(TypedDict):
     more: bool
 
 
+class OriginJson(TypedDict):
+    """The deployment that wrote an entry, and its number there."""
+
+    deployment_id: Token
+    sequence: Count
+
+
 class EntryJson(TypedDict):
-    """An act of an operator, and the reason."""
+    """An act of an operator, and the reason. `origin`: where a move has brought it from."""
 
     action: str
     principal: PrincipalJson
@@ -416,6 +437,85 @@ class EntryJson(TypedDict):
     before: Any
     after: Any
     at_ms: Ms
+    origin: OriginJson | None
+
+
+class SumJson(TypedDict):
+    """How many rows a table has, and the digest of all of them."""
+
+    rows: Count
+    digest: Hash
+
+
+class ManifestJson(TypedDict):
+    reservations: SumJson
+    runs: SumJson
+    snapshots: SumJson
+    events: SumJson
+    ownership: SumJson
+    subjects: SumJson
+    bindings: SumJson
+    operations: SumJson
+    audit: SumJson
+    requests: SumJson
+
+
+class ImportedJson(TypedDict):
+    """Up to where a target has taken a table: the `cursor` for its next page."""
+
+    table: str
+    cursor: str | None
+
+
+class TransferJson(TypedDict):
+    """Where a deployment stands in a move. `deployment_id`: its own, if a move has named it.
+
+    Of a source: whom it is `sealed_for`, and with the phase `sealed` the `manifest` of its rows.
+    `seal` is the secret that goes with them; keep it as a token. Of a target: `imported`.
+    `receipt` says to the holder of the seal that this target is void.
+    """
+
+    phase: Phase
+    state: FenceState
+    revision: Count
+    last_admitted_revision: Count | None
+    deployment_id: Token | None
+    target_id: Token | None
+    moved_to: str | None
+    seal: Hash | None
+    manifest: ManifestJson | None
+    imported: list[ImportedJson] | None
+    receipt: Hash | None
+
+
+class RowJson(TypedDict):
+    """The values of a row in the order of `columns`, and SHA-256 of their JSON array."""
+
+    digest: Hash
+    values: list[str | int | None]
+
+
+class RowsPageJson(TypedDict):
+    """A page of a table, as a `POST` to the target's route of that table takes it.
+
+    `after` is the key of the row before it. `digest` is that of its rows, one after the other.
+    """
+
+    table: str
+    target_id: Token | None
+    seal: Hash | None
+    columns: list[str]
+    after: list[str | int | None] | None
+    rows: list[RowJson]
+    digest: Hash
+    cursor: str | None
+
+
+class TakenJson(TypedDict):
+    """How many rows a page had, and how many of them were not there yet."""
+
+    rows: Count
+    inserted: Count
 
 
 class WhoamiJson(TypedDict):
@@ -543,6 +643,29 @@ class FenceMoved(TypedDict):
     revision: Count
 
 
+class MovedTo(TypedDict):
+    moved_to: str | None
+
+
+class TransferRefused(TypedDict):
+    reason: str
+    phase: Phase
+
+
+class RowRefused(TypedDict):
+    table: str
+    row: dict[str, Any]
+    reason: Literal["changed", "differs", "unexpected", "invalid"]
+
+
+class TableDiffers(TypedDict):
+    """How many rows the table has here, and how many where it was sealed."""
+
+    table: str
+    rows: Count
+    sealed_rows: Count
+
+
 class OtherShape(TypedDict):
     table: str
     column: str | None
@@ -568,6 +691,10 @@ PROBLEM_MEMBERS: dict[str, Any] = {
     "START_UNRESOLVABLE": UnresolvableStart,
     "START_PENDING": PendingStart,
     "EXECUTION_FENCED": FenceClosed,
+    "DEPLOYMENT_MOVED": MovedTo,
+    "TRANSFER_REFUSED": TransferRefused,
+    "TRANSFER_ROW_REFUSED": RowRefused,
+    "TRANSFER_DIFFERS": TableDiffers,
     "FENCE_CAS_CONFLICT": FenceMoved,
     "ROW_CORRUPT": BrokenRow,
     "SCHEMA_MISMATCH": OtherShape,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from fencepost import errors, inventory
-from fencepost.http import bindings, deployment, history, operations, runs, starts
+from fencepost import copies, errors, inventory
+from fencepost.http import bindings, deployment, history, operations, runs, starts, transfers
 from fencepost.http.exchange import Route
 from fencepost.http.forms import Parser
 from fencepost.http.values import IDENTIFIER, OPERATION_ID, one_of
@@ -22,6 +22,7 @@ ROUTES: tuple[Route[Any], ...] = (
     *bindings.ROUTES,
     *operations.ROUTES,
     *deployment.ROUTES,
+    *transfers.ROUTES,
 )
 
 
@@ -49,6 +50,9 @@ PATH_PARAMETERS = {
     ),
     "category": PathParameter(
         is_identifier, "NOT_FOUND", one_of(*inventory.CATEGORIES), "The kind of work."
+    ),
+    "table": PathParameter(
+        copies.TABLES.__contains__, "NOT_FOUND", one_of(*copies.TABLES), "The table."
     ),
 }
 

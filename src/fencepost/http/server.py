@@ -15,7 +15,7 @@ import traceback
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from fencepost import errors, limits, requests, retention, settings
+from fencepost import errors, fence, limits, requests, retention, settings, transfer
 from fencepost.http import auth, cors, forms, queries, routes
 from fencepost.http.exchange import Reply, Request, Route
 from fencepost.identifiers import Deed, Principal
@@ -47,11 +47,11 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
         if route.method == "GET":
             asked = takes.query(request.query)
         else:
-            body = forms.loads(await request.read_body())
+            body = forms.loads(await request.read_body(route.body_bytes_max))
             asked = takes.read(body, "")
             request.owner = getattr(asked, "owner", None)
             _name(request, route, body)
-        return _encoded(await route.handler(request, asked)), pattern
+        return _encoded(await _handled(request, route, asked)), pattern
     except errors.FencepostError as failure:
         error = failure
         if isinstance(failure, errors.StorageError):
@@ -63,6 +63,28 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
     except Exception:
         _complain(traceback.format_exc())
         return problem_reply(await _failure(request)), pattern
+
+
+async def _handled(request: Request, route: Route[Any], asked: Any) -> Reply[Any]:
+    """What the handler answers; a POST only if the deployment neither moves nor has moved.
+
+    The fence is read with the first statements of the request. A write that had an effect all the
+    same is not possible then: the fence admits none, and the tables take none.
+    """
+    if route.of_a_move or not route.scopes:
+        return await route.handler(request, asked)
+    request.db.rider = fence.read_statement()
+    try:
+        reply = await route.handler(request, asked)
+    except errors.Sealed:
+        raise await transfer.refusal(request.db) from None
+    except errors.FencepostError:
+        if request.method == "POST" and (closed := fence.closed(request.db.ridden)):
+            raise closed from None
+        raise
+    if request.method == "POST" and (closed := fence.closed(request.db.ridden)):
+        raise closed
+    return reply
 
 
 async def _failure(request: Request) -> errors.FencepostError:
@@ -209,14 +231,24 @@ async def serve(js_request: Any, env: Any) -> Any:
     return _send(request, reply, with_body=str(js_request.method) != "HEAD")
 
 
+_CRON = Principal("system", "cron")
+
+
 async def purge(env: Any) -> None:
     """One purge for the cron trigger, as the principal system:cron, and one log line.
 
-    It goes on until nothing is due, within limits.PURGE_CRON_ROWS; `more`: something is left.
+    It goes on until nothing is due, within limits.PURGE_CRON_ROWS; `more`: something is left. In a
+    deployment that moves, or has moved, it rests.
     """
     db = Database(env.DB, _SCHEMA)
     kept = settings.retention(lambda name: getattr(env, name, None))
-    purged = await retention.purge(db, Principal("system", "cron"), kept, limits.PURGE_CRON_ROWS)
+    try:
+        if (gate := await fence.read(db)).state in fence.MOVING:
+            raise gate.refusal()
+        purged = await retention.purge(db, _CRON, kept, limits.PURGE_CRON_ROWS)
+    except (errors.Sealed, errors.Fenced, errors.DeploymentMoved) as rests:
+        _log(json.dumps({"cron": "purge", "code": rests.code}))
+        return
     _log(json.dumps({"cron": "purge", **purged._asdict(), "d1_round_trips": db.round_trips}))
 
 
@@ -232,8 +264,8 @@ def _receive(js_request: Any, env: Any) -> Request:
         value = get(name)
         return None if value is null else value
 
-    async def read_body() -> bytes:
-        return await _read_body(js_request, header("content-length"))
+    async def read_body(bytes_max: int) -> bytes:
+        return await _read_body(js_request, header("content-length"), bytes_max)
 
     return Request(
         method="GET" if method == "HEAD" else method,
@@ -248,11 +280,11 @@ def _receive(js_request: Any, env: Any) -> Request:
     )
 
 
-async def _read_body(js_request: Any, length: str | None) -> bytes:
+async def _read_body(js_request: Any, length: str | None, bytes_max: int) -> bytes:
     """The body. Raises InvalidRequest (413) as soon as it is known to be too large."""
     if length is not None and length.isdecimal():
-        if len(length) > 15 or int(length) > limits.BODY_BYTES_MAX:
-            raise _too_large()
+        if len(length) > 15 or int(length) > bytes_max:
+            raise _too_large(bytes_max)
         try:
             data: bytes = (await promptly(js_request.arrayBuffer)).to_bytes()
         except Exception as failure:
@@ -265,9 +297,9 @@ async def _read_body(js_request: Any, length: str | None) -> bytes:
     while not (chunk := await _chunk(reader)).done:
         parts.append(chunk.value.to_bytes())
         total += len(parts[-1])
-        if total > limits.BODY_BYTES_MAX:
+        if total > bytes_max:
             await reader.cancel()
-            raise _too_large()
+            raise _too_large(bytes_max)
     return b"".join(parts)
 
 
@@ -279,9 +311,9 @@ async def _chunk(reader: Any) -> Any:
         raise errors.InvalidRequest("The body ended before its last chunk.") from failure
 
 
-def _too_large() -> errors.InvalidRequest:
+def _too_large(bytes_max: int) -> errors.InvalidRequest:
     return errors.InvalidRequest(
-        f"A body is at most {limits.BODY_BYTES_MAX} bytes. Nothing was written.",
+        f"A body is at most {bytes_max} bytes. Nothing was written.",
         code="TOO_LARGE",
     )
 
@@ -307,6 +339,8 @@ def _send(request: Request, reply: Reply[Any], *, with_body: bool) -> Any:
         **reply.headers,
         **cors.headers(request),
     }
+    if moved_to := fence.moved_to(request.db.ridden):
+        headers["Fencepost-Moved"] = moved_to
     if request.db.replay and reply.status == 200:
         headers["Idempotent-Replayed"] = "true"
     options = javascript.parse(_dumps({"status": reply.status, "headers": headers}))

@@ -126,6 +126,15 @@ def _seen(value: Any, name: str) -> str:
 
 SEEN = Parser(_seen, {"type": "string", "pattern": "^[A-Za-z0-9_-]{43}$"})
 HASH = Parser(_hash_text, {"type": "string", "pattern": "^[0-9a-f]{64}$"})
+
+
+def _token(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{32}", value):
+        raise ValueError(f"{name!r} is 32 lowercase hexadecimal digits.")
+    return value
+
+
+TOKEN = Parser(_token, {"type": "string", "pattern": "^[0-9a-f]{32}$"})
 POSITIVE = integer(1, limits.INTEGER_MAX)
 COUNT = integer(0, limits.INTEGER_MAX)
 LEASE_MS = integer(limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)

@@ -51,8 +51,9 @@ def tokens(sql: str) -> Tokens:
         name = next((name for name in names if name is not None), word)
         if text is not None or name is not None:
             found.append(text if text is not None else name.lower())
-    if found[2:5] == ["if", "not", "exists"]:
-        del found[2:5]
+    unique = int(found[1:2] == ["unique"])
+    if found[2 + unique : 5 + unique] == ["if", "not", "exists"]:
+        del found[2 + unique : 5 + unique]
     return tuple(found)
 
 

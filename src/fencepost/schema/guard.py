@@ -109,7 +109,10 @@ def _indexed(table: str, sql: str) -> str | None:
 
 async def inspect(db: Database) -> Shape:
     """The stored shape; one round trip, which writes nothing."""
-    [result] = await db.read([Statement(_READ_SHAPE)])
+    try:
+        [result] = await db.batch_unguarded([Statement(_READ_SHAPE)])
+    except errors.StorageError as failure:
+        raise errors.StorageUnreadable(failure.message) from failure
     return judge(result)
 
 
@@ -174,11 +177,19 @@ async def absence(db: Database, missing: errors.MissingTable) -> errors.Fencepos
     return behind if missing.table in lacking else None
 
 
+# A seal is its triggers, which would be dropped with a table that is rebuilt. Fails by the marker.
+_UNLESS_SEALED = """
+SELECT CASE WHEN EXISTS (SELECT 1 FROM sqlite_master WHERE type = 'trigger'
+  AND name LIKE 'fencepost!_sealed!_%' ESCAPE '!') THEN json_extract('{}', 'FENCEPOST_SEALED') END
+"""
+
+
 async def ensure(db: Database) -> None:
     """Migrate earlier shapes and create what is missing, in one transaction.
 
     Raises SchemaMismatch, and writes nothing, when any table has an unknown shape, or a row that
-    its present shape refuses. Tables of the present shape are not touched.
+    its present shape refuses. Tables of the present shape are not touched. Raises Sealed for a
+    deployment that moves, or has moved.
     """
     found = await inspect(db)
     found.require_ours()
@@ -189,7 +200,8 @@ async def ensure(db: Database) -> None:
     ]
     creates = [Statement(ddl) for ddl in tables.STATEMENTS]
     try:
-        results = await db.batch_unguarded([*moves, *creates, Statement(_READ_SHAPE)])
+        shaped = [Statement(_UNLESS_SEALED), *moves, *creates, Statement(_READ_SHAPE)]
+        results = await db.batch_unguarded(shaped)
         after = judge(results[-1])
     except errors.ConstraintFailed as refused:
         raise await _row_refused(db, found, refused) from refused

@@ -184,6 +184,26 @@ _AUDIT_1 = Earlier(
     ),
 )
 
+# Before audit rows were moved from one deployment to another.
+_AUDIT_2 = Earlier(
+    "fencepost_audit",
+    "821d78c3b3502f5c25bc5ac398cb40f9d5d37b29bca87ea72f0ce7b11470f035",
+    (
+        *("sequence", "action", "principal_kind", "principal_id", "subject", "note"),
+        *("before", "after", "write_token", "at_ms"),
+    ),
+)
+
+# Before a deployment could be sealed.
+_FENCE_3 = Earlier(
+    "fencepost_fence",
+    "3c5eb39f24c7f256608fb2586221a62c5ed82cb9a7164b9d71ce0ed182f10dce",
+    (
+        *("id", "state", "revision", "proof_key", "proof_run_id", "updated_at_ms"),
+        *("proof_principal_kind", "proof_principal_id", "last_admitted_revision"),
+    ),
+)
+
 _BEFORE_8 = (_FENCE_2, _RESERVATIONS_2, _RUNS_4)
 
 # The earlier shapes of a database, oldest first: those of its tables that differ from the present
@@ -195,7 +215,8 @@ MIGRATIONS = {
     "4-history": (*_BEFORE_8, _EVENTS_1, _OWNERSHIP_1, _OPERATIONS_1, _AUDIT_1),
     "5-tokens": (*_BEFORE_8, _OWNERSHIP_1, _OPERATIONS_1, _AUDIT_1),
     "6-grants": (*_BEFORE_8, _OPERATIONS_2, _AUDIT_1),
-    "7-requests": (_FENCE_1, _RESERVATIONS_2, _RUNS_4),
+    "7-requests": (_FENCE_1, _RESERVATIONS_2, _RUNS_4, _AUDIT_2),
+    "8-admitted": (_FENCE_3, _AUDIT_2),
 }
 
 # Of the tables that the oldest shape lacks: the first shape that has them.
@@ -205,6 +226,7 @@ _CAME_WITH = {
     "fencepost_bindings": "4-history",
     "fencepost_operations": "4-history",
     "fencepost_requests": "7-requests",
+    "fencepost_transfer": "9-moved",
 }
 
 EARLIER = {earlier.digest: earlier for shape in MIGRATIONS.values() for earlier in shape}
@@ -212,7 +234,8 @@ EARLIER = {earlier.digest: earlier for shape in MIGRATIONS.values() for earlier 
 
 def _created(kind: str) -> dict[str, str]:
     """The statements of `tables` that create this kind, by the name of what they create."""
-    words = ((ddl.split(None, 6), ddl) for ddl in tables.STATEMENTS)
+    plain = ((ddl.replace(" UNIQUE ", " ", 1), ddl) for ddl in tables.STATEMENTS)
+    words = ((text.split(None, 6), ddl) for text, ddl in plain)
     return {word[5]: ddl for word, ddl in words if word[1] == kind}
 
 
@@ -255,7 +278,8 @@ def shape_of(found: Iterable[Earlier]) -> str:
 
 def table_of(name: str) -> str:
     """The table of an index; a table itself."""
-    return name if name in DDL else tokens(INDEXES[name])[4]
+    words = () if name in DDL else tokens(INDEXES[name])
+    return words[words.index("on") + 1] if words else name
 
 
 def lacking(names: Iterable[str]) -> list[str]:

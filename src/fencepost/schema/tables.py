@@ -22,6 +22,9 @@ CREATE TABLE IF NOT EXISTS fencepost_fence (
   proof_principal_id TEXT,
   -- The last revision under which a run was started.
   last_admitted_revision INTEGER CHECK (last_admitted_revision BETWEEN 0 AND revision),
+  -- Where to go, once the deployment is sealed.
+  moved_to TEXT,
+  CHECK ((state = 'sealed') = (moved_to IS NOT NULL)),
   CHECK ((state = 'proof-only') = (proof_key IS NOT NULL)),
   CHECK (proof_run_id IS NULL OR proof_key IS NOT NULL),
   CHECK ((proof_principal_kind IS NULL) = (proof_principal_id IS NULL)),
@@ -285,8 +288,16 @@ CREATE TABLE IF NOT EXISTS fencepost_audit (
   before TEXT CHECK (json_valid(before)),
   after TEXT CHECK (json_valid(after)),
   write_token TEXT NOT NULL,
-  at_ms INTEGER NOT NULL
+  at_ms INTEGER NOT NULL,
+  -- Of a row that a move has brought: the deployment that wrote it, and its sequence there.
+  origin TEXT CHECK (length(origin) = 32),
+  origin_sequence INTEGER CHECK (origin_sequence >= 1),
+  CHECK ((origin IS NULL) = (origin_sequence IS NULL))
 ) STRICT
+"""
+_AUDIT_BY_ORIGIN = """
+CREATE UNIQUE INDEX IF NOT EXISTS fencepost_audit_by_origin
+ON fencepost_audit (origin, origin_sequence) WHERE origin IS NOT NULL
 """
 
 # Requests that had an effect and came with an Idempotency-Key: a retry is answered from its row.
@@ -308,6 +319,23 @@ CREATE TABLE IF NOT EXISTS fencepost_requests (
 ) STRICT, WITHOUT ROWID
 """
 
+# What a move knows here, of a source as of a target. No row, unless there was a move.
+_TRANSFER = """
+CREATE TABLE IF NOT EXISTS fencepost_transfer (
+  id TEXT PRIMARY KEY CHECK (id = 'deployment'),
+  deployment_id TEXT NOT NULL CHECK (length(deployment_id) = 32),
+  -- The deployment for which this one is sealed.
+  target_id TEXT CHECK (length(target_id) = 32),
+  -- The secret of the seal; the target has it from the first page that it takes.
+  seal TEXT CHECK (length(seal) = 64),
+  -- The revision at which the last command left the fence.
+  revision INTEGER NOT NULL CHECK (revision BETWEEN 0 AND 9007199254740991),
+  -- Rows and digests of the tables, as far as they are added up.
+  manifest TEXT CHECK (json_valid(manifest)),
+  CHECK (target_id IS NULL OR seal IS NOT NULL)
+) STRICT, WITHOUT ROWID
+"""
+
 TABLES = (
     "fencepost_fence",
     "fencepost_reservations",
@@ -320,6 +348,7 @@ TABLES = (
     "fencepost_operations",
     "fencepost_audit",
     "fencepost_requests",
+    "fencepost_transfer",
 )
 
 STATEMENTS = tuple(
@@ -344,7 +373,9 @@ STATEMENTS = tuple(
         _OPERATIONS,
         _OPERATIONS_RUNNING,
         _AUDIT,
+        _AUDIT_BY_ORIGIN,
         _REQUESTS,
+        _TRANSFER,
     )
 )
 

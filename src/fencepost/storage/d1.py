@@ -47,6 +47,7 @@ class Database:
     add up over its batches. Reads always go to the primary, never to a replica.
     `request` is the keyed request that is answered, and `replay` says that it had its effect
     before (`requests`). `deed` names the operator who asks, if one does (`audit`).
+    `rider` is a SELECT that rides along with the first batch; then its rows are in `ridden`.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class Database:
         self.request = request
         self.replay: Replay | None = None
         self.deed: Deed | None = None
+        self.rider: Statement | None = None
+        self.ridden: list[dict[str, Any]] | None = None
         # The token of the write that won, also of one whose reply was lost.
         self.won_token: str | None = None
         self.round_trips = 0
@@ -82,6 +85,19 @@ class Database:
         known = self._schema is None or self._schema.current
         if not known and not all(map(_is_select, statements)):
             await self.ready()
+        rider = self.rider
+        if rider is None or self.ridden is not None:
+            return await self._batch(statements)
+        for at, statement in enumerate(statements):
+            if statement.sql == rider.sql:
+                results = await self._batch(statements)
+                self.ridden = results[at].rows
+                return results
+        *results, ridden = await self._batch([*statements, rider])
+        self.ridden = ridden.rows
+        return results
+
+    async def _batch(self, statements: Sequence[Statement]) -> list[Result]:
         try:
             return await self.batch_unguarded(statements)
         except errors.MissingTable as missing:

@@ -13,6 +13,11 @@ _MISSING_COLUMN = re.compile(
     r"(?:D1_ERROR: )?(?:no such column: [\w.]+|table \w+ has no column named \w+)"
     r"(?: at offset \d+)?(?:: SQLITE_ERROR)?"
 )
+# The triggers of a seal, and the same said by a SELECT.
+_SEALED = re.compile(
+    r"(?:D1_ERROR: )?(?:FENCEPOST_SEALED|bad JSON path: 'FENCEPOST_SEALED')"
+    r": SQLITE_(?:CONSTRAINT|ERROR)(?: \(extended: \w+\))?"
+)
 _CONSTRAINT = re.compile(r"(?:D1_ERROR: )?.*: SQLITE_CONSTRAINT(?: \(extended: \w+\))?", re.DOTALL)
 # SQL, type and limit errors: D1 says that the statement did not run.
 _REFUSED = re.compile(
@@ -36,6 +41,8 @@ def classify(messages: Sequence[str]) -> errors.StorageError:
     message, root = messages[0], messages[-1]
     if missing := _MISSING.fullmatch(root):
         return errors.MissingTable(message, missing[1])
+    if _SEALED.fullmatch(message) and _SEALED.fullmatch(root):
+        return errors.Sealed(message)
     if _CONSTRAINT.fullmatch(message) and _CONSTRAINT.fullmatch(root):
         return errors.ConstraintFailed(message)
     if _MISSING_COLUMN.fullmatch(message) and _MISSING_COLUMN.fullmatch(root):
