@@ -133,6 +133,30 @@ def refused(client: Client, sql: Sql) -> Refusals:
     return Refusals(client, sql)
 
 
+@pytest.fixture(scope="session")
+def deployments() -> Iterator[tuple[Any, Any]]:
+    """Two deployments for moves from one to the other; the source has two isolates."""
+    from deployments import deployment
+
+    with deployment(isolates=2, faults=True) as source, deployment(isolates=2, faults=True) as to:
+        yield source, to
+
+
+@pytest.fixture
+def source(deployments: tuple[Any, Any]) -> Any:
+    """A deployment that is open and empty; its isolates know the schema."""
+    deployments[0].empty()
+    deployments[0].alice.look()
+    return deployments[0]
+
+
+@pytest.fixture
+def target(deployments: tuple[Any, Any]) -> Any:
+    """A deployment that is empty, locked, and was never open."""
+    deployments[1].empty("migration-locked")
+    return deployments[1]
+
+
 @pytest.fixture
 def database(client: Client, sql: Sql) -> Iterator[Sql]:
     """The database, which a test may alter; its tables are made anew afterwards."""
