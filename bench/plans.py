@@ -11,7 +11,7 @@ import re
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from fencepost import ownership, snapshot, starts, transition
+from fencepost import fence, ownership, snapshot, starts, transition
 from fencepost.decision import Attempt
 from fencepost.identifiers import Deed, Principal, Target
 from fencepost.journal import Head
@@ -52,6 +52,7 @@ class Recorder(Database):
         self.sent: list[Statement] = []
         # The token of the benchmarks has every scope.
         self.deed = Deed(Principal("@principal_kind", "@principal_id"), "transition")
+        self.rider = fence.read_statement()
 
     async def _send(self, statements: Sequence[Statement]) -> str:
         self.sent = list(statements)

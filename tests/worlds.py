@@ -57,7 +57,7 @@ _RUNS = """
 SELECT ?1 AS run_id UNION ALL
 SELECT DISTINCT run_id FROM fencepost_reservations WHERE key IN (?2, ?3) AND run_id <> ?1
 """
-_WHOLE = ("fencepost_fence", "fencepost_audit")
+_WHOLE = ("fencepost_fence", "fencepost_audit", "fencepost_transfer")
 _ROWS = [
     f"SELECT '{name}' AS of, * FROM {name}"
     + ("" if name in _WHOLE else f" WHERE run_id IN ({_RUNS})")

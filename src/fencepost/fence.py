@@ -275,6 +275,33 @@ def as_seed_file(state: FenceState) -> str:
     return _SEED.strip().replace(":state", f"'{state}'") + ";\n"
 
 
+# Each decides: the fence is not of a move.
+_OPERATED = "state IN ('open', 'draining', 'proof-only', 'migration-locked')"
+_AUDIT_LOCK = f"""
+INSERT INTO fencepost_audit (action, principal_kind, principal_id, subject, note, before, after,
+  write_token, at_ms)
+SELECT 'fence-lock', 'system', 'wrangler', 'deployment', 'schema/lock.sql',
+  json_object('state', state, 'revision', revision),
+  json_object('state', 'migration-locked', 'revision', revision + 1),
+  lower(hex(randomblob(16))),
+  MAX({NOW_MS}, updated_at_ms + 1)
+FROM fencepost_fence WHERE {_OPERATED}
+"""
+_LOCK = f"""
+INSERT INTO fencepost_fence (id, state, revision, updated_at_ms)
+VALUES ('deployment', 'migration-locked', 0, {NOW_MS})
+ON CONFLICT (id) DO UPDATE SET state = 'migration-locked', revision = revision + 1,
+  proof_key = NULL, proof_run_id = NULL, proof_principal_kind = NULL, proof_principal_id = NULL,
+  updated_at_ms = MAX(excluded.updated_at_ms, updated_at_ms + 1)
+WHERE {_OPERATED}
+"""
+
+
+def as_lock_file() -> str:
+    """The text of `schema/lock.sql`: it closes a deployment that takes no requests."""
+    return f"{_AUDIT_LOCK.strip()};\n\n{_LOCK.strip()};\n"
+
+
 class FenceCommand(NamedTuple):
     """A fence transition that an operator asks for."""
 

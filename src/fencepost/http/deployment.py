@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fencepost
 from fencepost import (
@@ -12,6 +12,7 @@ from fencepost import (
     fence,
     inventory,
     limits,
+    marks,
     metrics,
     problems,
     retention,
@@ -27,6 +28,7 @@ from fencepost.http.queries import Page
 from fencepost.http.values import COUNT, IDENTIFIER, PRINCIPAL, integer, one_of
 from fencepost.identifiers import Principal
 from fencepost.inventory import Owed
+from fencepost.marks import Mark
 from fencepost.operations import Operation
 from fencepost.reservation import Reservation
 from fencepost.storage.d1 import Reader
@@ -85,16 +87,34 @@ PURGE: Form[int] = Form(
     {"limit": Member(integer(1, limits.PURGE_ROWS_MAX), limits.PURGE_ROWS_DEFAULT)},
 )
 
+
+class _Look(NamedTuple):
+    deep: bool
+    since: Mark | None
+
+
+def _mark(text: Any, name: str) -> Mark:
+    try:
+        return Mark.of(text)
+    except ValueError:
+        raise ValueError(f"Query parameter {name} is a mark that deep health gave out.") from None
+
+
 DEEP = Form(
     "",
-    lambda deep: bool(deep),
+    _Look,
     {
         "deep": Member(
             Parser(lambda text, name: text == "1", {"type": "string"}),
             False,
             "`1` also looks at the schema and reads the fence, which takes a token with scope "
             "`read`.",
-        )
+        ),
+        "since": Member(
+            Parser(_mark, {"type": "string", "pattern": r"^[0-9]{1,16}\.[0-9]{1,16}$"}),
+            None,
+            "The `mark` of an earlier answer: `went_back` says what is behind it.",
+        ),
     },
 )
 
@@ -233,18 +253,28 @@ async def get_metrics(request: Request, _: None) -> Reply[str]:
 # --- The service -------------------------------------------------------------------------
 
 
-async def get_health(request: Request, deep: bool) -> Reply[shown.HealthJson]:
+# The highest mark that this isolate has seen.
+_highest = Mark(0, 0)
+
+
+async def get_health(request: Request, asked: _Look) -> Reply[shown.HealthJson]:
     """Check the service, without a token and without D1; `?deep=1` looks at the database, too.
 
     `schema` other than `current`: writes are refused. `behind` or `empty`: the next start, or a
     fence transition, to the state that the fence has too, brings it forward. `foreign`: a table was
-    altered; an operator must look.
+    altered; an operator must look. `went_back` names what is behind `since`, or behind what this
+    isolate has seen: the database was restored to an earlier time, and has forgotten keys that
+    were spent since.
     """
+    global _highest
     body: shown.HealthJson = {"status": "ok", "version": fencepost.__version__}
-    if deep:
+    if asked.deep:
         auth.admit(request, ("read",))
         body["schema"] = await request.db.schema_state()
-        body["fence"] = (await fence.read(request.db)).state
+        gate, mark = await marks.read(request.db)
+        _highest = _highest.with_both(mark)
+        before = _highest if asked.since is None else _highest.with_both(asked.since)
+        body |= {"fence": gate.state, "mark": mark.text, "went_back": mark.behind(before)}
     return Reply(200, body)
 
 

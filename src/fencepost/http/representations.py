@@ -526,12 +526,16 @@ class WhoamiJson(TypedDict):
 
 
 class HealthJson(TypedDict):
-    """`schema` and `fence` are there only with `?deep=1`."""
+    """All but `status` and `version` is there only with `?deep=1`. `mark`: how far the deployment
+    has come, for `since`; `went_back`: what is behind an earlier mark.
+    """
 
     status: Literal["ok"]
     version: str
     schema: NotRequired[Literal["current", "behind", "empty", "foreign"]]
     fence: NotRequired[FenceState]
+    mark: NotRequired[str]
+    went_back: NotRequired[list[Literal["fence", "audit"]]]
 
 
 # --- Problem documents -------------------------------------------------------------------

@@ -193,12 +193,21 @@ def log_line(request: Request, reply: Reply[Any], pattern: str | None, elapsed_m
             "code": reply.code,
             "principal": None if principal is None else str(principal),
             "run": reply.run_id or request.params.get("run_id"),
+            "key": _key_of(request, pattern),
             "traceparent": queries.traceparent(request.header("traceparent")),
             "d1_round_trips": request.db.round_trips,
             "branch": request.db.branch,
             "ms": round(elapsed_ms),
         }
     )
+
+
+def _key_of(request: Request, pattern: str | None) -> str | None:
+    """The key of the start that the request is about."""
+    if pattern == "/v1/starts":
+        key: str | None = request.named.get(queries.IDEMPOTENCY_KEY.name)
+        return key
+    return request.params.get("key")
 
 
 # --- The runtime: JavaScript -------------------------------------------------------------
