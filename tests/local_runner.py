@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,17 @@ DEV = {"Authorization": "Bearer dev-token"}
 
 
 class Served:
+    """`stop` ends it before its test ends; `output` has what it said up to then."""
+
+    stop: Callable[[], None]
+
     def __init__(self, process: subprocess.Popen[str], url: str, output: list[str]) -> None:
         self.process, self.url, self.output = process, url, output
+
+    def lines(self) -> Iterator[str]:
+        """What it says next, line by line."""
+        assert self.process.stdout is not None
+        yield from self.process.stdout
 
     def start(self, key: str, body: str | None = None, **headers: str) -> httpx.Response:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
