@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
+
 from conftest import start_bridge, stop_bridge
 from fencepost import copies
 from fencepost.schema import seal_triggers, tables
@@ -19,10 +21,10 @@ OF_A_SEAL = ("target_id", "seal", "revision", "last_admitted_revision", "manifes
 class Deployment:
     """`client` is an operator who may start and work, too."""
 
-    def __init__(self, url: str, sql: Sql) -> None:
-        self.url = url
+    def __init__(self, http: httpx.Client, sql: Sql) -> None:
+        self.url = str(http.base_url).rstrip("/")
         self.sql = sql
-        self.client = Client(connect(url), "operator")
+        self.client = Client(http, "operator")
         self.alice = self.client.as_("alice")
 
     def empty(self, state: str = "open") -> None:
@@ -115,7 +117,8 @@ def moved(source: Deployment, target: Deployment) -> Json:
 def deployment(**options: Any) -> Iterator[Deployment]:
     process, addresses = start_bridge(tokens=Client.TOKENS, **options)
     try:
-        yield Deployment(addresses["url"], Sql(connect(addresses["sql"])))
+        with connect(addresses["url"]) as http, connect(addresses["sql"]) as sql:
+            yield Deployment(http, Sql(sql))
     finally:
         stop_bridge(process)
 
