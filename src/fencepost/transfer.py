@@ -495,25 +495,31 @@ def receipt(seal: str, target_id: str) -> str:
 async def transition(
     db: Database, principal: Principal, command: FenceCommand
 ) -> tuple[FenceOutcome, Fence]:
-    """`fence.transition`; it opens a target that is finished. Raises DeploymentMoved and Fenced."""
-    try:
-        return await fence.transition(db, principal, command)
-    except errors.Sealed:
-        status = await read(db)
-    if status.phase is not Phase.FINISHED:
-        raise status.gate.refusal()
-    if status.gate.state is not command.expected or command.revision not in (
-        None,
-        status.gate.revision,
-    ):
-        return FenceOutcome.CONFLICT, status.gate
-    try:
-        opening = [still(status), *seal_triggers.drop()]
-        return await fence.transition(db, principal, command, opening=opening)
-    except errors.Refused as failure:
-        if _MOVED_ON not in failure.message:
-            raise
-        raise races.contended() from None
+    """`fence.transition`; it opens a target that is finished. Raises DeploymentMoved, Fenced, and
+    Unavailable (CONTENDED).
+    """
+
+    async def attempt() -> tuple[FenceOutcome, Fence] | None:
+        try:
+            return await fence.transition(db, principal, command)
+        except errors.Sealed:
+            status = await read(db)
+        gate = status.gate
+        if gate.state in fence.MOVING:
+            raise gate.refusal()
+        if status.phase is not Phase.FINISHED:
+            return None  # it has been opened since
+        if gate.state is not command.expected or command.revision not in (None, gate.revision):
+            return FenceOutcome.CONFLICT, gate
+        try:
+            opening = [still(status), *seal_triggers.drop()]
+            return await fence.transition(db, principal, command, opening=opening)
+        except errors.Refused as failure:
+            if _MOVED_ON not in failure.message:
+                raise
+            return None
+
+    return await races.until_decided(db, attempt)
 
 
 # --- Of a source -------------------------------------------------------------------------
