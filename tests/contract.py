@@ -544,6 +544,8 @@ class Contract:
     def append(self, now: int, who: Owner | None, generation: int | None, head: int | None) -> str:
         if refused := self.refused():
             return refused
+        if who is None and self.run.status in ENDED:
+            return "run_ended"
         if who is not None and not self.run.held_by(who, generation):
             return "fence_lost"
         if head not in (None, len(self.events)):

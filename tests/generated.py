@@ -16,6 +16,7 @@ FILES = {
     **migrations.as_sql_files(),
     "schema/seed-open.sql": fence.as_seed_file(FenceState.OPEN),
     "schema/seed-migration-locked.sql": fence.as_seed_file(FenceState.MIGRATION_LOCKED),
+    "schema/seed-target.sql": fence.as_seed_file(FenceState.IMPORTING),
     "schema/lock.sql": fence.as_lock_file(),
     "docs/errors.md": problems.as_markdown(),
     "docs/openapi.json": openapi.text(),

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers import Client, Json, Sql, an_owner, connect_async, round_trips
+from helpers import Client, Json, Sql, an_owner, connect_async, new_key, round_trips
 
 
 def append(client: Client, run: Json, **members: Any) -> httpx.Response:
@@ -51,6 +51,25 @@ def test_an_expected_head_costs_one_round_trip_and_must_be_the_head(client: Clie
     lost = append(client, run, expected_head=run["head"])
     assert (lost.status_code, lost.json()["outcome"]) == (409, "head_changed")
     assert round_trips(append(client, run)) == 2
+
+
+@pytest.mark.parametrize("to", ["completed", "failed", "cancelled"])
+def test_the_history_of_a_run_that_has_ended_takes_no_events(
+    client: Client, sql: Sql, to: str
+) -> None:
+    run = client.started()
+    keyed = {"Idempotency-Key": new_key()}
+    path, body = f"/v1/runs/{run['run_id']}/events", {"type": "noted"}
+    first = client.post(path, body, headers=keyed)
+    client.finish(run, to).raise_for_status()
+    before = sql.dump()
+    for who in (client, client.as_("operator")):
+        lost = append(who, run)
+        assert (lost.status_code, lost.json()["code"]) == (409, "RUN_ENDED")
+    assert append(client, run, owner=run["owner"]).json()["code"] == "FENCE_LOST"
+    again = client.post(path, body, headers=keyed)
+    assert (again.status_code, again.json()["event"]) == (200, first.json()["event"])
+    assert sql.dump() == before
 
 
 def test_an_append_in_the_name_of_an_owner_is_fenced_by_it(client: Client, sql: Sql) -> None:

@@ -130,7 +130,7 @@ def test_every_command_up_to_the_move_runs_and_the_move_succeeds(rehearsal: Rehe
 def work_before_the_move(rehearsal: Rehearsal) -> None:
     """A run on the old deployment, finished; its key must replay on the new one."""
     old, new = rehearsal.served["old"], rehearsal.served["new"]
-    assert new.start("too-early").json()["state"] == "migration-locked"
+    assert new.start("too-early").json()["state"] == "importing"
     run = old.start("before-the-move").json()["run"]
     end = {"owner": run["owner"], "to": "completed", "result": "done"}
     old.post(f"/v1/runs/{run['run_id']}/transition", end).raise_for_status()

@@ -75,13 +75,13 @@ class Append(NamedTuple):
     head_hint: Head | None = None
 
 
-# Decides: the history ends at the expected event; the owner, if one is given, holds the run; and
-# the fence admits existing work.
+# Decides: the run has not ended; its history ends at the expected event; the owner, if there is
+# one, holds the run; and the fence admits existing work.
 _MOVE_HEAD = f"""
 UPDATE fencepost_runs SET head_sequence = :sequence, head_hash = :hash,
   write_token = :token, updated_at_ms = MAX(COALESCE(:now_ms, {NOW_MS}), updated_at_ms)
 WHERE run_id = :run_id AND {VISIBLE} AND {fence.admits_existing_run_sql(":run_id")}
-  AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
+  AND finished_at_ms IS NULL AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
   AND (:host_id IS NULL OR (status = 'running' AND {HELD_BY})) AND {requests.UNUSED}
 RETURNING updated_at_ms AS at_ms
 """
@@ -103,7 +103,8 @@ async def append(
 ) -> Appended:
     """Append an event. One round trip with the head given or hinted, two without.
 
-    Losses, in order: fence_lost, head_changed (against an expected head). Raises NotFound and
+    Losses, in order: run_ended (without an owner), fence_lost, head_changed (against an expected
+    head). Raises NotFound and
     Fenced, and Unavailable (CONTENDED) after lost races without an expected head.
     """
     head = addition.expected_head or addition.head_hint or await head_of(db, run_id, viewer)
@@ -149,12 +150,14 @@ async def _attempt(
         now_ms,
         receipt=write_receipt(run_id, token, event.sequence),
         records=requests.of_run(db, run_id, token, Outcome.APPENDED, **event.params),
-        could_win=lambda run: holds(run) and run.head == head,
+        could_win=lambda run: holds(run) and run.head == head and run.finished_at_ms is None,
     )
     if back.won:
         result = back.effect(Outcome.APPENDED, owner) if owner else None
         return Appended(result or VerbResult(Outcome.APPENDED, back.run), _stored(event, back))
     back.require_existing_run()
+    if owner is None and back.run.finished_at_ms is not None:
+        return Appended(back.lost(Outcome.RUN_ENDED))
     return Appended(back.lost(Outcome.HEAD_CHANGED if holds(back.run) else Outcome.FENCE_LOST))
 
 

@@ -218,6 +218,9 @@ PROBLEMS = {
     "TERMINAL": Problem(
         409, "The run has ended", _NEVER, "The run has ended. Its status says how."
     ),
+    "RUN_ENDED": Problem(
+        409, "The history is closed", _NEVER, "The history of a run that has ended takes no events."
+    ),
     "ALREADY_REQUESTED": Problem(
         409,
         "A cancel was requested before",

@@ -62,6 +62,7 @@ class Outcome(StrEnum):
     ILLEGAL_TRANSITION = "illegal_transition"
     DELIVERY_REVISION_CONFLICT = "delivery_revision_conflict"
     TERMINAL = "terminal"
+    RUN_ENDED = "run_ended"
     ALREADY_REQUESTED = "already_requested"
     CANCEL_NOT_REQUESTED = "cancel_not_requested"
     CHANGE_BINDING_NOT_ALLOWED = "change_binding_not_allowed"
@@ -88,6 +89,7 @@ LOSSES = frozenset(
         Outcome.WORK_RECORDED,
         Outcome.KEY_JOINED,
         Outcome.TERMINAL,
+        Outcome.RUN_ENDED,
         Outcome.ALREADY_REQUESTED,
         Outcome.CANCEL_NOT_REQUESTED,
         Outcome.CHANGE_BINDING_NOT_ALLOWED,

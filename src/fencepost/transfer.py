@@ -3,7 +3,7 @@
 Each deployment has one switch, its fence, and each command is one compare-and-set on it:
 
     command    on      from                 to                 and
-    prepare    target  migration-locked     importing          it is empty, and was never open
+    prepare    target  as seeded, locked    importing          it is empty, and was never open
     seal       source  migration-locked     sealed             for one target, which it names
     (import)   target  importing            importing          rows of the seal that it took first
     finish     target  importing            migration-locked   rows and digests are the seal's
@@ -164,6 +164,7 @@ _REASONS = {
     "not_opened": "It has been moved here, and is not open yet: open it, or make it void.",
     "opened": "It has been opened since, or was never the target of a move.",
     "void": "It is void, for good. Prepare another one.",
+    "came_from": "It was moved here from that deployment, which is sealed for good.",
     "wrong_target": "The seal names another deployment.",
     "wrong_seal": "It has taken rows of another seal.",
     "wrong_receipt": "This is not the receipt of the target that the seal names.",
@@ -316,14 +317,17 @@ SELECT CASE WHEN NOT {_WAS_OPEN} AND {_IS_EMPTY} THEN 1
 
 
 async def prepare(db: Database, principal: Principal) -> Status:
-    """Make an empty, locked deployment the target of a move; it gets an id. Up to three trips.
+    """Make an empty deployment the target of a move; it gets an id. Up to three trips.
+
+    It is locked, or was seeded by schema/seed-target.sql, as `importing` from its first day: then
+    not even a wrong command can have opened it before.
 
     From then on it takes nothing but import, finish and void. Raises Conflict (TRANSFER_REFUSED:
     not_locked, not_empty, void).
     """
 
     def decide(status: Status) -> list[Statement] | None:
-        if status.phase is Phase.IMPORTING:
+        if status.phase is Phase.IMPORTING and status.deployment_id is not None:
             return None
         if status.phase is Phase.VOID:
             raise _refused("void", status)
@@ -331,7 +335,7 @@ async def prepare(db: Database, principal: Principal) -> Status:
             raise status.gate.refusal()
         if status.phase is Phase.FINISHED or status.deployment_id is not None:
             raise _refused("not_empty", status)
-        if status.gate.state is not FenceState.MIGRATION_LOCKED:
+        if status.gate.state not in (FenceState.IMPORTING, FenceState.MIGRATION_LOCKED):
             raise _refused("not_locked", status)
         after = _moved(status, FenceState.IMPORTING, deployment_id=mint_token())
         act = _act(principal, "transfer-prepare", after, deployment_id=after.deployment_id)
@@ -525,6 +529,13 @@ async def transition(
 # --- Of a source -------------------------------------------------------------------------
 
 
+# Fails by its marker if this deployment came from that one, which therefore is sealed for good.
+_UNLESS_FROM = """
+SELECT CASE WHEN EXISTS (SELECT 1 FROM fencepost_audit WHERE origin = :target_id)
+  THEN json_extract('{}', 'FENCEPOST_CAME_FROM') END AS from_there
+"""
+
+
 async def seal(
     db: Database, principal: Principal, target_id: str, moved_to: str, revision: int | None = None
 ) -> Status:
@@ -558,9 +569,18 @@ async def seal(
             manifest_text=None,
         )
         act = _act(principal, "transfer-seal", after, target_id=target_id, moved_to=moved_to)
-        return [*act, *seal_triggers.create((*copies.TABLES, "fence"))]
+        return [
+            Statement(_UNLESS_FROM, target_id=target_id),
+            *act,
+            *seal_triggers.create((*copies.TABLES, "fence")),
+        ]
 
-    await _command(db, decide)
+    try:
+        await _command(db, decide)
+    except errors.Refused as failure:
+        if "FENCEPOST_CAME_FROM" not in failure.message:
+            raise
+        raise _refused("came_from", await read(db)) from None
     return await _add_up(db, lambda status: status.phase is Phase.SEALING)
 
 

@@ -181,7 +181,7 @@ ROUTES: tuple[Route[Any], ...] = (
         handler=post_event,
         takes=EVENT,
         headers=(queries.REQUEST_KEY,),
-        problems=("FENCE_LOST", "HEAD_CHANGED", "CONTENDED"),
+        problems=("RUN_ENDED", "FENCE_LOST", "HEAD_CHANGED", "CONTENDED"),
     ),
     Route(
         method="POST",
