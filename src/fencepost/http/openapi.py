@@ -180,7 +180,7 @@ def _parameters(route: Route[Any], schemas: Schemas) -> list[Json]:
 
 def _success(route: Route[Any], status: int, schemas: Schemas) -> Json:
     replayed = ["Idempotent-Replayed"] if REQUEST_KEY in route.headers else []
-    moved = ["Fencepost-Moved"] if route.scopes else []
+    moved = ["Fencepost-Moved"] if route.scopes or route.takes.members else []
     [replied] = get_args(get_type_hints(route.handler, localns=_DOCUMENTED)["return"])
     media, text = route.media.partition(";")[0], replied is str
     schema = schemas.of_type(replied)

@@ -71,7 +71,7 @@ async def _handled(request: Request, route: Route[Any], asked: Any) -> Reply[Any
     The fence is read with the first statements of the request. A write that had an effect all the
     same is not possible then: the fence admits none, and the tables take none.
     """
-    if route.of_a_move or not route.scopes:
+    if route.of_a_move:
         return await route.handler(request, asked)
     request.db.rider = fence.read_statement()
     try:
@@ -175,6 +175,8 @@ def problem_reply(error: errors.FencepostError) -> Reply[Any]:
     headers, run_id = {}, error.members.get("run_id")
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
+    if error.members.get("moved_to"):
+        headers["Fencepost-Moved"] = error.members["moved_to"]
     if "allow" in error.members:
         headers["Allow"] = ", ".join(error.members["allow"])
     if problem.status in (401, 403) and isinstance(error, errors.AuthError):
