@@ -138,7 +138,7 @@ def deployments() -> Iterator[tuple[Any, Any]]:
     """Two deployments for moves from one to the other; the source has two isolates."""
     from deployments import deployment
 
-    with deployment(isolates=2, faults=True) as source, deployment(isolates=2, faults=True) as to:
+    with deployment(isolates=2, faults=True) as source, deployment(faults=True) as to:
         yield source, to
 
 

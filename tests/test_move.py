@@ -24,6 +24,9 @@ READS = (
     *("/v1/runs/{run_id}/bindings", "/v1/runs/{run_id}/operations/pay"),
 )
 
+# One worker has the two deployments; it begins early, as others wait for it.
+pytestmark = [pytest.mark.waits, pytest.mark.xdist_group("move")]
+
 
 class Asked(NamedTuple):
     """A request that changes nothing any more, where it was sent before."""

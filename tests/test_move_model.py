@@ -40,6 +40,9 @@ ALL = pytest.mark.parametrize(
     ("sides", "late"), [(2, True), (3, False), pytest.param(3, True, marks=pytest.mark.soak)]
 )
 
+# One worker has the two deployments; it begins early, as others wait for it.
+pytestmark = [pytest.mark.waits, pytest.mark.xdist_group("move")]
+
 
 def broken(found: Iterable[tuple[World, list[Step]]]) -> Iterator[str]:
     """What the promises say, in every world and at every step."""

@@ -17,6 +17,9 @@ from fencepost.schema import seal_triggers
 from helpers import Client, Json, new_key, round_trips
 from test_census import a_run_with_everything
 
+# One worker has the two deployments; it begins early, as others wait for it.
+pytestmark = [pytest.mark.waits, pytest.mark.xdist_group("move")]
+
 OTHER_ID, OTHER_SEAL = "0" * 32, "f" * 64
 SEAL: Json = {
     "target_id": OTHER_ID,

@@ -13,6 +13,9 @@ from fencepost import limits
 from helpers import Json, connect_async
 from test_transfer import again, not_taken
 
+# One worker has the two deployments; it begins early, as others wait for it.
+pytestmark = [pytest.mark.waits, pytest.mark.xdist_group("move")]
+
 ROWS = 950
 
 
