@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fencepost import errors, fence
-from fencepost.fence import Fence, FenceState
+from fencepost.fence import OPERATED, Fence, FenceState
 from fencepost.identifiers import Principal
 from helpers import BridgeDatabase, Client, Sql, an_owner, new_key
 
@@ -174,3 +174,30 @@ def test_the_first_start_of_all_looks_at_the_fence_before_it_creates_tables(
     answer = client.start(new_key())
     assert (answer.status_code, answer.json()["code"]) == (503, "EXECUTION_FENCED")
     assert empty_database.dump() == before
+
+
+LOCK = [part for part in fence.as_lock_file().split(";\n") if part.strip()]
+
+
+@pytest.mark.parametrize("state", [*OPERATED, None])
+def test_the_lock_file_closes_a_fence_in_any_state_and_says_so_in_the_audit(
+    client: Client, sql: Sql, state: str | None
+) -> None:
+    sql("DELETE FROM fencepost_fence")
+    sql("DELETE FROM fencepost_audit")
+    if state is not None:
+        sql.fence(state, proof_key="k" if state == "proof-only" else None, revision=3)
+    sql.batch([(part, ()) for part in LOCK])
+    now = client.as_("operator").get("/v1/fence").json()
+    assert (now["state"], now["proof_key"]) == ("migration-locked", None)
+    assert now["revision"] == (0 if state is None else 4)
+    acts = [row["action"] for row in sql("SELECT action FROM fencepost_audit")]
+    assert acts == ([] if state is None else ["fence-lock"])
+
+
+@pytest.mark.parametrize("state", ["importing", "void"])
+def test_the_lock_file_does_not_touch_a_deployment_that_moves(sql: Sql, state: str) -> None:
+    sql.fence(state)
+    before = sql.dump()
+    sql.batch([(part, ()) for part in LOCK])
+    assert sql.dump() == before

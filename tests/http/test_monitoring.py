@@ -144,6 +144,47 @@ def test_deep_health_says_what_the_schema_is_to_this_build(client: Client, datab
     assert deep(client)["schema"] == "foreign"
 
 
+def since(client: Client, mark: str) -> list[str]:
+    answer = client.get(f"/v1/health?deep=1&since={mark}", headers={"X-Local-Isolate": "0"})
+    went_back: list[str] = answer.json()["went_back"]
+    return went_back
+
+
+def test_deep_health_tells_a_database_whose_fence_or_audit_went_back(
+    client: Client, sql: Sql
+) -> None:
+    operator = client.as_("operator")
+    for _ in range(2):
+        body = {"expected": "open", "next": "open"}
+        operator.post("/v1/fence/transitions", body).raise_for_status()
+    mark = deep(client)["mark"]
+    revision, sequence = map(int, mark.split("."))
+    assert since(client, mark) == []
+    assert since(client, f"{revision + 1}.{sequence}") == ["fence"]
+    assert since(client, f"{revision}.{sequence + 1}") == ["audit"]
+    sql("UPDATE fencepost_fence SET revision = revision - 1, last_admitted_revision = NULL")
+    sql("DELETE FROM fencepost_audit WHERE sequence = ?1", sequence)
+    assert since(client, mark) == ["fence", "audit"]
+
+
+def test_an_isolate_remembers_how_far_it_has_seen_the_deployment_come(
+    client: Client, sql: Sql
+) -> None:
+    sql.fence("open", revision=1_000_000)
+    at = {"headers": {"X-Local-Isolate": "1"}}
+    assert client.get("/v1/health?deep=1", **at).json()["went_back"] == []
+    sql.fence("open", revision=999_999)
+    assert client.get("/v1/health?deep=1", **at).json()["went_back"] == ["fence"]
+
+
+@pytest.mark.parametrize(
+    "mark", ["", "1", "1.", ".1", "1.2.3", "-1.2", "a.b", "1.99999999999999999"]
+)
+def test_a_mark_is_one_that_health_gave_out(client: Client, mark: str) -> None:
+    answer = client.get("/v1/health", params={"deep": "1", "since": mark})
+    assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
+
+
 def test_deep_health_of_an_empty_database(client: Client, empty_database: Sql) -> None:
     assert (deep(client)["schema"], deep(client)["fence"]) == ("empty", "open")
 

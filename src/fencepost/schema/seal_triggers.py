@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from fencepost.schema import tables
 from fencepost.storage.sql import Statement
 
-_CREATE = """
-CREATE TRIGGER IF NOT EXISTS fencepost_sealed_{name}_{event}
-BEFORE {event} ON fencepost_{name} BEGIN SELECT RAISE(ABORT, 'FENCEPOST_SEALED'); END
-"""
+# In one line: what splits SQL by itself, as tools around D1 do, often ends a trigger too early.
+_CREATE = (
+    "CREATE TRIGGER IF NOT EXISTS fencepost_sealed_{name}_{event} BEFORE {event} "
+    "ON fencepost_{name} BEGIN SELECT RAISE(ABORT, 'FENCEPOST_SEALED'); END"
+)
 _DROP = "DROP TRIGGER IF EXISTS fencepost_sealed_{name}_{event}"
 EVENTS = ("insert", "update", "delete")
 ALL = tuple(name.removeprefix("fencepost_") for name in tables.TABLES)
