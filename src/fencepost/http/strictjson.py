@@ -1,7 +1,8 @@
 """Reads JSON strictly: it refuses what two parsers could read differently.
 
 I-JSON (RFC 7493): no duplicate members, no lone surrogates, no integers beyond ±(2^53−1). Also no
-NaN or Infinity, no number too large for a double; and depth and number of values are limited.
+NaN or Infinity, no number that a double cannot hold without losing digits; and depth and number of
+values are limited.
 """
 
 from __future__ import annotations
@@ -85,7 +86,30 @@ def _float(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError("The body has a number that no double can hold.")
+    if repr(value) != digits and _significant(digits) != _significant(_printed(value, digits)):
+        raise ValueError(
+            "The body has a number of which a double would lose digits; send it as a string."
+        )
     return value
+
+
+def _printed(value: float, digits: str) -> str:
+    """The double with as many significant digits as were written; 17 tell all doubles apart."""
+    written = len(_significant(digits, trailing=True)[0])
+    return f"{value:.{min(max(written, 1), 17) - 1}e}"
+
+
+_NUMBER = re.compile(r"-?(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d{1,6})\d*)?")
+
+
+def _significant(digits: str, *, trailing: bool = False) -> tuple[str, int]:
+    """The significant digits of a number, and the power of ten of the last one."""
+    match = _NUMBER.fullmatch(digits)
+    assert match is not None
+    whole, part, power = match[1], match[2] or "", int(match[3] or 0)
+    shown = (whole + part).lstrip("0")
+    kept = shown if trailing else shown.rstrip("0")
+    return kept, 0 if not kept else power - len(part) + len(shown) - len(kept)
 
 
 # Made once. `json.loads` and `json.dumps` would make them for each call.
