@@ -70,7 +70,7 @@ async function move(from, to, { movedTo, drain }) {
 
 async function prepared(to) {
   const status = JSON.parse(await to("/v1/transfer"));
-  if (status.phase !== "none" || status.deployment_id !== null) return status;
+  if (status.deployment_id !== null) return status;
   const target = JSON.parse(await to("/v1/transfer/prepare", {}));
   say(`prepared ${target.deployment_id}`);
   return target;

@@ -286,8 +286,8 @@ def test_a_command_whose_reply_is_lost_has_its_effect_once(
     target.empty("importing")
     source.alice.started()
     source.to("migration-locked")
-    for deployment in (source, target):
-        deployment.alice.look()
+    source.alice.look()
+    target.alice.look(isolates=1)
 
     def sure(side: Deployment, verb: str, body: Json) -> Json:
         first = side.client.post(f"/v1/transfer/{verb}", body, headers=faults)

@@ -168,7 +168,6 @@ def test_the_shortest_and_the_longest_ttl_are_taken(client: Client, ttl_ms: int)
 
 BAD_BODIES: list[tuple[str, Json]] = [
     ("acquire", {}),
-    ("acquire", {"ttl_ms": 1, "preempt": True, "exclusive": True}),
     ("acquire", {"ttl_ms": 1, "preempt": 1}),
     ("acquire", {"ttl_ms": 1, "exclusive": "true"}),
     ("acquire", {"ttl_ms": 1, "token": "t"}),

@@ -127,6 +127,11 @@ async def test_whoever_wants_it_alone_is_refused_while_a_lease_holds(
     assert bench.operation.lease_token != token
 
 
+async def test_preempt_with_exclusive_preempts(bench: Bench) -> None:
+    await bench.leased()
+    assert await bench.acquire(preempt=True, exclusive=True) is StepOutcome.ACQUIRED
+
+
 @pytest.mark.parametrize("options", [{}, {"preempt": True}, {"exclusive": True}], ids=str)
 async def test_an_interrupted_operation_is_leased_anew(bench: Bench, options: Json) -> None:
     token = await bench.leased()

@@ -244,3 +244,11 @@ def test_only_a_provisional_design_run_is_bound_and_only_by_its_owner(client: Cl
     stranger = {**run, "owner": an_owner()}
     assert bind(client, stranger, name()).json()["outcome"] == "fence_lost"
     assert bind(client, run, "Not a change").status_code == 400
+
+
+def test_a_run_that_never_was_provisional_takes_no_change_not_even_its_own(client: Client) -> None:
+    change = new_key("c").lower()
+    run = run_of(start(client, stage="design", change=change))
+    for other in (change, new_key("c").lower()):
+        lost = bind(client, run, other)
+        assert (lost.status_code, lost.json()["code"]) == (409, "CHANGE_BINDING_NOT_ALLOWED")

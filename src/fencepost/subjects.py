@@ -144,7 +144,8 @@ UPDATE fencepost_runs SET head_sequence = :sequence, head_hash = :hash,
 WHERE run_id = :run_id AND {VISIBLE} AND {fence.admits_existing_run_sql(":run_id")}
   AND status = 'running' AND {HELD_BY}
   AND head_sequence = :sequence - 1 AND head_hash = :prior_hash
-  AND EXISTS (SELECT 1 FROM fencepost_subjects WHERE run_id = :run_id AND stage = 'design')
+  AND EXISTS (SELECT 1 FROM fencepost_subjects WHERE run_id = :run_id AND stage = 'design'
+    AND lookup_key LIKE 'provisional:%')
   AND NOT EXISTS (
     SELECT 1 FROM fencepost_subjects WHERE run_id = :run_id AND lookup_key LIKE 'change:%')
   AND NOT EXISTS ({_RIVAL}) AND {requests.UNUSED}
@@ -237,8 +238,10 @@ async def _bind_loss(db: Database, run: Run, name: str) -> Outcome | None:
         ]
     )
     keys = {row["lookup_key"] for row in names.rows if row["stage"] == DESIGN}
+    if not any(key.startswith("provisional:") for key in keys):
+        return Outcome.CHANGE_BINDING_NOT_ALLOWED
     if name in keys:
         return Outcome.BOUND
-    if not keys or any(key.startswith("change:") for key in keys):
+    if any(key.startswith("change:") for key in keys):
         return Outcome.CHANGE_BINDING_NOT_ALLOWED
     return Outcome.CHANGE_RUN_ALREADY_EXISTS if rivals.rows else None

@@ -546,19 +546,9 @@ async def seal(
     """
 
     def decide(status: Status) -> list[Statement] | None:
-        if status.phase in (Phase.SEALING, Phase.SEALED):
-            if status.target_id != target_id:
-                raise status.gate.refusal()
+        if status.phase in (Phase.SEALING, Phase.SEALED) and status.target_id == target_id:
             return None
-        if status.phase in (Phase.IMPORTING, Phase.VOID):
-            raise status.gate.refusal()
-        if status.deployment_id == target_id:
-            raise _refused("wrong_target", status)
-        locked = status.gate.state is FenceState.MIGRATION_LOCKED
-        if status.phase is Phase.FINISHED or not locked:
-            raise _refused("not_locked" if not locked else "not_opened", status)
-        if revision not in (None, status.gate.revision):
-            raise _fence_moved(status.gate)
+        _require_sealable(status, target_id, revision)
         after = _moved(
             status,
             FenceState.SEALED,
@@ -569,11 +559,8 @@ async def seal(
             manifest_text=None,
         )
         act = _act(principal, "transfer-seal", after, target_id=target_id, moved_to=moved_to)
-        return [
-            Statement(_UNLESS_FROM, target_id=target_id),
-            *act,
-            *seal_triggers.create((*copies.TABLES, "fence")),
-        ]
+        triggers = seal_triggers.create((*copies.TABLES, "fence"))
+        return [Statement(_UNLESS_FROM, target_id=target_id), *act, *triggers]
 
     try:
         await _command(db, decide)
@@ -582,6 +569,19 @@ async def seal(
             raise
         raise _refused("came_from", await read(db)) from None
     return await _add_up(db, lambda status: status.phase is Phase.SEALING)
+
+
+def _require_sealable(status: Status, target_id: str, revision: int | None) -> None:
+    if status.gate.state in fence.MOVING:
+        raise status.gate.refusal()
+    if status.deployment_id == target_id:
+        raise _refused("wrong_target", status)
+    if status.gate.state is not FenceState.MIGRATION_LOCKED:
+        raise _refused("not_locked", status)
+    if status.phase is Phase.FINISHED:
+        raise _refused("not_opened", status)
+    if revision not in (None, status.gate.revision):
+        raise _fence_moved(status.gate)
 
 
 def _fence_moved(gate: Fence) -> errors.Conflict:

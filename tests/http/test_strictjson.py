@@ -123,10 +123,12 @@ def test_the_last_value_inside_each_bound_is_taken(data: bytes, value: Any) -> N
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
-def test_128_levels_are_taken_and_129_refused(opening: bytes, closing: bytes) -> None:
-    strictjson.loads(opening * 128 + b"0" + closing * 128)
-    with pytest.raises(ValueError, match="128"):
-        strictjson.loads(opening * 129 + b"0" + closing * 129)
+def test_128_levels_in_a_body_are_taken_and_more_are_refused(
+    opening: bytes, closing: bytes
+) -> None:
+    strictjson.loads(opening * 129 + b"0" + closing * 129)
+    with pytest.raises(ValueError, match="129"):
+        strictjson.loads(opening * 130 + b"0" + closing * 130)
 
 
 def test_many_shallow_levels_are_not_deep() -> None:
@@ -158,8 +160,8 @@ def test_brackets_and_commas_inside_strings_do_not_count(text: str) -> None:
         b'{"a":' * 200_000,
         b"[" * 400_000 + b'"' * 100_001,
         # Every quote could begin a string that never ends.
-        b"[" * 129 + b'"' + b'\\"' * 520_000,
-        b"[" * 129 + b'"' + b"\\" * 1_000_001,
+        b"[" * 130 + b'"' + b'\\"' * 520_000,
+        b"[" * 130 + b'"' + b"\\" * 1_000_001,
         b"," * 1_000_000,
     ],
     ids=lambda data: f"{data[:6]!r}...{data[-4:]!r}",

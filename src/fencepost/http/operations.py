@@ -48,8 +48,6 @@ def _acquire(
     exclusive: bool,
     if_lapsed: str,
 ) -> AcquireBody:
-    if preempt and exclusive:
-        raise errors.InvalidRequest("'preempt' and 'exclusive' cannot both be true.")
     fingerprint = payload or journal.digest(None)
     return AcquireBody(owner, generation, ttl_ms, fingerprint, preempt, exclusive, if_lapsed)
 
@@ -72,20 +70,15 @@ ACQUIRE = Form(
             "What the step does; omitted, it is null. Another payload is another operation.",
         ),
         "preempt": Member(BOOLEAN, False, "Take the lease over while it holds."),
-        "exclusive": Member(BOOLEAN, False, "Lose, where the lease would be shared."),
+        "exclusive": Member(
+            BOOLEAN, False, "Lose, where the lease would be shared; with `preempt` it never is."
+        ),
         "if_lapsed": Member(
             one_of("take", "refuse"),
             "take",
             "Where the last lease ended without a word of its holder: take the step, or refuse.",
         ),
     },
-    {
-        "anyOf": [
-            {"properties": {"preempt": {"const": False}}},
-            {"properties": {"exclusive": {"const": False}}},
-        ]
-    },
-    "`preempt` and `exclusive` do not go together.",
 )
 
 

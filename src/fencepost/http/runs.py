@@ -156,10 +156,10 @@ OWN = Form(
 )
 NOTHING: Form[None] = Form("EmptyRequest", lambda: None, {}, about="An empty object.")
 
-_GUARD: Form[Literal["absent", "present"]] = Form(
+_GUARD: Form[Literal["absent", "present"] | None] = Form(
     "Guard",
     lambda cancel_requested: cancel_requested,
-    {"cancel_requested": Member(one_of("absent", "present"))},
+    {"cancel_requested": Member(one_of("absent", "present"), None)},
     about="The transition happens only if a cancel request is absent, or present.",
 )
 

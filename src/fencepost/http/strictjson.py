@@ -20,6 +20,10 @@ _EMPTY = re.compile(r"\[\s*\]|\{\s*\}")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
 
 
+# A value in the body may have as many levels as the limit says; the body itself is one more.
+_LEVELS_MAX = limits.JSON_DEPTH_MAX + 1
+
+
 def loads(data: bytes) -> Any:
     """The value of a JSON text. Raises ValueError; its message is shown to the client."""
     try:
@@ -46,15 +50,15 @@ def dumps(value: Any) -> str:
 def _check_shape(text: str) -> None:
     """Check depth and number of values before parsing, which could use too much memory."""
     opened = text.count("[") + text.count("{")
-    if opened + text.count(",") < limits.JSON_VALUES_MAX and opened <= limits.JSON_DEPTH_MAX:
+    if opened + text.count(",") < limits.JSON_VALUES_MAX and opened <= _LEVELS_MAX:
         return
     bare = _STRINGS.sub("0", text)
     depth = 0
     for character in bare:
         if character in "[{":
             depth += 1
-            if depth > limits.JSON_DEPTH_MAX:
-                raise ValueError(f"The body nests deeper than {limits.JSON_DEPTH_MAX} levels.")
+            if depth > _LEVELS_MAX:
+                raise ValueError(f"The body nests deeper than {_LEVELS_MAX} levels.")
         elif character in "]}":
             depth -= 1
     # The root, one for each comma, and one for each container that is not empty.
