@@ -150,6 +150,8 @@ async def refusal(db: Database) -> errors.Unavailable:
             "fence, which opens it, or a void is taken. Nothing was written.",
             state=str(status.gate.state),
         )
+    if status.gate.state not in fence.MOVING:
+        return races.contended()  # it has been opened, or unsealed, since
     return status.gate.refusal()
 
 
