@@ -44,7 +44,8 @@ def test_the_sample_of_section_3_2_2() -> None:
         '"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],'
         '"string":"€$\\u000f\\nA\'B\\"\\\\\\\\\\"/"}'
     )
-    assert journal.canonical(strictjson.loads(given)).decode() == expected
+    # As a body it would be refused: its first number has digits that a double loses.
+    assert journal.canonical(json.loads(given)).decode() == expected
 
 
 def test_the_sample_of_section_3_2_3_sorts_by_utf_16_units() -> None:

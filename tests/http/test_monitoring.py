@@ -76,13 +76,14 @@ def test_metrics_of_an_empty_database_are_zeros(client: Client, empty_database: 
 
 
 def test_metrics_read_a_bounded_number_of_rows_in_one_trip(client: Client, sql: Sql) -> None:
-    client.started()
+    run = client.started()
     names = [row["name"] for row in sql("SELECT name FROM pragma_table_info('fencepost_runs')")]
     copied = ", ".join("run_id || '-' || value" if name == "run_id" else name for name in names)
     sql(
-        f"INSERT INTO fencepost_runs SELECT {copied} FROM (SELECT * FROM fencepost_runs LIMIT 1), "
-        "json_each(?1)",
+        f"INSERT INTO fencepost_runs SELECT {copied} FROM fencepost_runs, json_each(?1) "
+        "WHERE run_id = ?2",
         json.dumps(list(range(3 * limits.COUNT_MAX))),
+        run["run_id"],
     )
     answer = client.as_("operator").counting().get("/metrics")
     assert 'fencepost_runs{status="running"} 1000' in answer.text
