@@ -102,6 +102,7 @@ class LineageMembers(TypedDict):
 class HeadMembers(TypedDict):
     sequence: int
     hash: str
+    receipt: NotRequired[str]
 
 
 HeadJson = Annotated[HeadMembers, values.HEAD]
@@ -311,6 +312,16 @@ class IntegrityJson(TypedDict):
     events: Count
     head: HeadJson
     first_broken: BrokenJson | None
+
+
+class VerifiedJson(TypedDict):
+    """`valid`: this deployment gave the receipt out. `kept`: the event at its sequence has its hash
+    now. A receipt that is valid and not kept proves that the history was replaced.
+    """
+
+    valid: bool
+    kept: bool
+    head: HeadJson
 
 
 class BindingJson(TypedDict):
