@@ -225,12 +225,15 @@ class PrincipalJson(TypedDict):
 
 
 class ReservationJson(TypedDict):
-    """Which run a key names."""
+    """Which run a key names. `joined`: it is the run of its subject, which another key started, and
+    may have another target and input than this key's.
+    """
 
     key: Identifier
     owner: PrincipalJson
     target: TargetJson
     run_id: Identifier
+    joined: bool
     state: ReservationState
     attempt: Annotated[int, POSITIVE]
     outcome: str | None

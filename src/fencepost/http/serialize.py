@@ -150,6 +150,7 @@ def reservation_json(held: Reservation) -> shown.ReservationJson:
         "owner": {"kind": held.principal.kind, "id": held.principal.id},
         "target": target_json(held.target),
         "run_id": held.run_id,
+        "joined": held.joined,
         "state": held.state,
         "attempt": held.attempt,
         "outcome": held.outcome,
