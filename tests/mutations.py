@@ -286,6 +286,18 @@ ROWS: dict[str, Row] = {
 }
 
 
+def _verify(client: Client, run: Json, headers: dict[str, str]) -> httpx.Response:
+    path = f"/v1/runs/{run['run_id']}/receipts/verify"
+    head = {"sequence": 1, "hash": "0" * 64, "receipt": "0" * 64}
+    return client.post(path, head, headers=headers)
+
+
+# POSTs that write nothing.
+WRITE_NOTHING: dict[str, Send] = {
+    "/v1/runs/{run_id}/operations/{op}/assert": operation("assert"),
+    "/v1/runs/{run_id}/receipts/verify": _verify,
+}
+
 # Those that take an `Idempotency-Key` of their own: not a start, whose key is another thing; and
 # not the renewals, which ignore it.
 _UNKEYED = {

@@ -50,6 +50,7 @@ def _start(run: Json, verb: str) -> str:
 
 
 BINDINGS = [{"gate": "a", "revision": 1, "receipt_hash": "0" * 64}]
+RECEIPT = {"sequence": 1, "hash": "0" * 64, "receipt": "0" * 64}
 OPERATION = "/v1/runs/{run_id}/operations/{op}"
 
 
@@ -80,6 +81,10 @@ MATRIX: dict[tuple[str, str], tuple[str, Callable[[Client, Json], httpx.Response
     ("GET", "/v1/runs/{run_id}/events"): (ALWAYS, _get("/v1/runs/{run_id}/events")),
     ("POST", "/v1/runs/{run_id}/events"): (EXISTING, _run_path("events", type="noted")),
     ("POST", "/v1/runs/{run_id}/bind-change"): (EXISTING, _run_path("bind-change", change="c")),
+    ("POST", "/v1/runs/{run_id}/receipts/verify"): (
+        ALWAYS,
+        lambda client, run: client.post("/v1/runs/none/receipts/verify", RECEIPT),
+    ),
     ("GET", "/v1/runs/{run_id}/integrity"): (ALWAYS, _get("/v1/runs/{run_id}/integrity")),
     ("POST", "/v1/runs/{run_id}/claim"): (EXISTING, _run_path("claim")),
     ("POST", "/v1/runs/{run_id}/activate"): (EXISTING, _run_path("activate")),

@@ -252,3 +252,16 @@ def test_a_run_that_never_was_provisional_takes_no_change_not_even_its_own(clien
     for other in (change, new_key("c").lower()):
         lost = bind(client, run, other)
         assert (lost.status_code, lost.json()["code"]) == (409, "CHANGE_BINDING_NOT_ALLOWED")
+
+
+def test_a_key_that_joins_a_run_is_told_so_at_once_with_the_runs_own_target(client: Client) -> None:
+    subject = {"stage": "build", "change": new_key("c").lower()}
+    run = client.started(subject=subject)
+    assert client.get(f"/v1/starts/{run['key']}").json()["reservation"]["joined"] is False
+    other = {"kind": "agent", "id": "writer", "thread_id": "t"}
+    body = a_start(subject=subject, target=other, input="another")
+    joined = client.start(new_key(), body, Prefer="wait=20")
+    assert (joined.status_code, joined.json()["outcome"]) == (200, "replayed")
+    assert joined.json()["reservation"]["joined"] is True
+    assert joined.json()["run"]["target"] == run["target"] != other
+    assert "Preference-Applied" not in joined.headers

@@ -59,7 +59,7 @@ function decide(intent, created, fence, held, row, exchange) {
   exchange.run = run.run_id;
   return {
     status: created ? 201 : 200,
-    body: { outcome: replay ? "replayed" : "started", reservation, run, replays: replays(run) },
+    body: { outcome: replay ? "replayed" : "started", reservation: { ...reservation, joined: Boolean(joined) }, run, replays: replays(run) },
     headers: { Location: `/v1/runs/${run.run_id}`, ...(replay ? { "Idempotent-Replayed": "true" } : {}) },
   };
 }

@@ -214,6 +214,22 @@ async def _page(
     return found(run), sorted(events.rows, key=lambda row: int(row["sequence"]))
 
 
+_EVENT = f"""
+SELECT hash FROM {SEEN} CROSS JOIN fencepost_events USING (run_id) WHERE sequence = :sequence
+"""
+
+
+async def has(db: Database, run_id: str, viewer: Principal | None, head: Head) -> tuple[Run, bool]:
+    """The run, and whether its history has this event. Raises NotFound and RowCorrupt."""
+    place: dict[str, Parameter] = {"run_id": run_id, **scope(viewer)}
+    event = Statement(_EVENT, **place, sequence=head.sequence)
+    try:
+        run, events = await db.read([read_statement(run_id, viewer), event])
+    except errors.MissingTable:
+        raise not_found() from None
+    return found(run), [row["hash"] for row in events.rows] == [head.hash]
+
+
 # --- Integrity ---------------------------------------------------------------------------
 
 

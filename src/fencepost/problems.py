@@ -349,6 +349,13 @@ PROBLEMS = {
         _SAME,
         "The deployment has no usable FENCEPOST_TOKENS, so every token is refused.",
     ),
+    "RECEIPTS_UNCONFIGURED": Problem(
+        503,
+        "No receipt key is configured",
+        _SAME,
+        "The deployment has no usable FENCEPOST_RECEIPT_KEY, so it gives out no receipts and knows "
+        "none.",
+    ),
     "ROW_CORRUPT": Problem(
         503,
         "A stored row breaks a rule",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fencepost import errors, events, journal, limits, subjects
+from fencepost import errors, events, journal, limits, receipts, subjects
 from fencepost.events import Append, Stored
 from fencepost.http import outcomes, pages, queries, serialize
 from fencepost.http.exchange import Reply, Request, Route
@@ -15,9 +15,11 @@ from fencepost.http.values import (
     CHANGE,
     EXPECTED_HEAD,
     GENERATION,
+    HASH,
     HEAD_HINT,
     IDENTIFIER,
     OWNER,
+    integer,
     stored_json,
     too_large,
 )
@@ -76,6 +78,29 @@ BIND_CHANGE = Form(
         "change": Member(CHANGE),
         "head_hint": HEAD_HINT,
     },
+)
+
+
+class Given(NamedTuple):
+    """A head that a client was told, with its receipt."""
+
+    head: Head
+    receipt: str
+
+
+def _given(sequence: int, hash: str, receipt: str) -> Given:
+    return Given(Head(sequence, hash), receipt)
+
+
+RECEIPT = Form(
+    "ReceiptRequest",
+    _given,
+    {
+        "sequence": Member(integer(1, limits.INTEGER_MAX)),
+        "hash": Member(HASH),
+        "receipt": Member(HASH),
+    },
+    about="A head, as it was given out.",
 )
 
 # --- Handlers ----------------------------------------------------------------------------
@@ -154,12 +179,21 @@ async def get_integrity(request: Request, _: None) -> Reply[shown.IntegrityJson]
     body: shown.IntegrityJson = {
         "intact": found.intact,
         "events": found.events,
-        "head": {"sequence": found.head.sequence, "hash": found.head.hash},
+        "head": serialize.head_json(request.params["run_id"], found.head),
         "first_broken": None,
     }
     if found.rule is not None:
         body["first_broken"] = {"sequence": found.sequence, "rule": found.rule}
     return Reply(200, body)
+
+
+async def post_verify_receipt(request: Request, given: Given) -> Reply[shown.VerifiedJson]:
+    """Check the receipt of a head: was it given out, and does the history still have it."""
+    run_id = request.params["run_id"]
+    run, kept = await events.has(request.db, run_id, request.viewer, given.head)
+    valid = receipts.given.is_valid(run_id, given.head, given.receipt)
+    head = serialize.head_json(run_id, run.head)
+    return Reply(200, {"valid": valid, "kept": kept, "head": head}, run_id=run_id)
 
 
 # --- Routes ------------------------------------------------------------------------------
@@ -203,5 +237,13 @@ ROUTES: tuple[Route[Any], ...] = (
         scopes=("read",),
         handler=get_integrity,
         takes=queries.NO_QUERY,
+    ),
+    Route(
+        method="POST",
+        pattern=f"{_RUN}/receipts/verify",
+        scopes=("read",),
+        handler=post_verify_receipt,
+        takes=RECEIPT,
+        problems=("RECEIPTS_UNCONFIGURED",),
     ),
 )

@@ -102,6 +102,7 @@ class LineageMembers(TypedDict):
 class HeadMembers(TypedDict):
     sequence: int
     hash: str
+    receipt: NotRequired[str]
 
 
 HeadJson = Annotated[HeadMembers, values.HEAD]
@@ -224,12 +225,15 @@ class PrincipalJson(TypedDict):
 
 
 class ReservationJson(TypedDict):
-    """Which run a key names."""
+    """Which run a key names. `joined`: it is the run of its subject, which another key started, and
+    may have another target and input than this key's.
+    """
 
     key: Identifier
     owner: PrincipalJson
     target: TargetJson
     run_id: Identifier
+    joined: bool
     state: ReservationState
     attempt: Annotated[int, POSITIVE]
     outcome: str | None
@@ -311,6 +315,16 @@ class IntegrityJson(TypedDict):
     events: Count
     head: HeadJson
     first_broken: BrokenJson | None
+
+
+class VerifiedJson(TypedDict):
+    """`valid`: this deployment gave the receipt out. `kept`: the event at its sequence has its hash
+    now. A receipt that is valid and not kept proves that the history was replaced.
+    """
+
+    valid: bool
+    kept: bool
+    head: HeadJson
 
 
 class BindingJson(TypedDict):

@@ -6,9 +6,10 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from fencepost import errors, operations
+from fencepost import errors, operations, receipts
 from fencepost.http import strictjson
 from fencepost.identifiers import Target
+from fencepost.journal import Head
 from fencepost.operations import Operation
 from fencepost.reservation import Reservation
 from fencepost.runs import Claim, MachineState, Owner, Run
@@ -25,6 +26,14 @@ def target_json(target: Target) -> shown.TargetJson:
     shape: shown.TargetJson = {"kind": target.kind, "id": target.id}
     if target.thread_id is not None:
         shape["thread_id"] = target.thread_id
+    return shape
+
+
+def head_json(run_id: str, head: Head) -> shown.HeadJson:
+    """Where a history ends, with its receipt, if the deployment gives any."""
+    shape: shown.HeadJson = {"sequence": head.sequence, "hash": head.hash}
+    if (receipt := receipts.given.sign(run_id, head)) is not None:
+        shape["receipt"] = receipt
     return shape
 
 
@@ -55,7 +64,7 @@ def run_json(run: Run, *, content: bool = True) -> shown.RunJson | shown.RunSumm
         "cancel_acknowledged_at_ms": run.cancel_acknowledged_at_ms,
         "parent_run_id": run.parent_run_id,
         "lineage": None if rounds is None else {"id": rounds.id, "round": rounds.round},
-        "head": {"sequence": run.head.sequence, "hash": run.head.hash},
+        "head": head_json(run.run_id, run.head),
         "machine": _machine_json(run.machine),
         "traceparent": run.traceparent,
     }
@@ -141,6 +150,7 @@ def reservation_json(held: Reservation) -> shown.ReservationJson:
         "owner": {"kind": held.principal.kind, "id": held.principal.id},
         "target": target_json(held.target),
         "run_id": held.run_id,
+        "joined": held.joined,
         "state": held.state,
         "attempt": held.attempt,
         "outcome": held.outcome,

@@ -15,7 +15,16 @@ import traceback
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from fencepost import errors, fence, limits, requests, retention, settings, transfer
+from fencepost import (
+    errors,
+    fence,
+    limits,
+    receipts,
+    requests,
+    retention,
+    settings,
+    transfer,
+)
 from fencepost.http import auth, cors, forms, queries, routes
 from fencepost.http.exchange import Reply, Request, Route
 from fencepost.identifiers import Deed, Principal
@@ -35,6 +44,7 @@ async def answer(request: Request) -> tuple[Reply[Any], str | None]:
     try:
         if asked := cors.preflight(request):
             return asked, None
+        receipts.use(request.setting("FENCEPOST_RECEIPT_KEY"))
         _check_target(request)
         route, request.params = routes.find(request.method, request.path)
         pattern = route.pattern

@@ -191,7 +191,8 @@ async def post_start(request: Request, body: StartBody) -> Reply[shown.StartAnsw
             unknown.detail = _UNKNOWN_WITHOUT_OWNER
         raise
     reply = outcomes.start_reply(request, attempt, decision, seen)
-    if wait_s:
+    joined = seen.reservation is not None and seen.reservation.joined
+    if wait_s and not joined:  # a key that joined a run is answered at once
         reply.headers["Preference-Applied"] = f"wait={wait_s}"
     return reply
 

@@ -245,10 +245,20 @@ def _principal_id(value: Any, name: str) -> str:
 CHANGE = Parser(_change, {"type": "string", "pattern": f"^{_CHANGE}$"})
 
 
+def _head(sequence: int, hash: str, receipt: str | None) -> Head:
+    return Head(sequence, hash)
+
+
 HEAD = Form(
     "Head",
-    Head,
-    {"sequence": Member(integer(1, limits.INTEGER_MAX - 1)), "hash": Member(HASH)},
+    _head,
+    {
+        "sequence": Member(integer(1, limits.INTEGER_MAX - 1)),
+        "hash": Member(HASH),
+        "receipt": Member(
+            HASH, None, "What proves later that the history ended here, if it is given out."
+        ),
+    },
     about="The last event of a run's history.",
 )
 
