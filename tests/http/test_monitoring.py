@@ -173,9 +173,9 @@ def test_an_isolate_remembers_how_far_it_has_seen_the_deployment_come(
 ) -> None:
     sql.fence("open", revision=1_000_000)
     at = {"headers": {"X-Local-Isolate": "1"}}
-    assert client.get("/v1/health?deep=1", **at).json()["went_back"] == []
+    assert "fence" not in client.get("/v1/health?deep=1", **at).json()["went_back"]
     sql.fence("open", revision=999_999)
-    assert client.get("/v1/health?deep=1", **at).json()["went_back"] == ["fence"]
+    assert "fence" in client.get("/v1/health?deep=1", **at).json()["went_back"]
 
 
 @pytest.mark.parametrize(
