@@ -20,6 +20,7 @@ SECTIONS = (
     "profile",
     "trips",
     "scale",
+    "move",
     "contention",
     "races",
     "waiting",
@@ -32,7 +33,8 @@ MODULES = {"ctrlrun": "ctrlrun_peer", "cold": "cold_start"}
 def main() -> None:
     arguments = _arguments()
     sys.path[:0] = [str(arguments.source), str(PROJECT / "python_modules")]
-    options = Options(arguments.rounds, arguments.seconds, arguments.sizes, arguments.source)
+    times = (arguments.rounds, arguments.seconds)
+    options = Options(*times, arguments.sizes, arguments.source, arguments.moved)
     from bench import report
 
     started, sections = time.monotonic(), []
@@ -53,6 +55,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="rounds in turns (default 5)")
     parser.add_argument("--seconds", type=float, default=2, help="length of a round (default 2)")
     parser.add_argument("--sizes", type=_sizes, default=[100, 10_000, 1_000_000], help="of `scale`")
+    parser.add_argument("--moved", type=_sizes, default=[10_000, 100_000], help="runs of `move`")
     parser.add_argument("--source", type=Path, default=PROJECT / "src", help="Python sources")
     parser.add_argument("--write", action="store_true", help="write results.md even if not all ran")
     arguments = parser.parse_args()

@@ -27,12 +27,16 @@ Json = dict[str, Any]
 
 
 class Options(NamedTuple):
-    """How long to measure: `seconds` is the length of a round, `sizes` are rows of a table."""
+    """How long to measure: `seconds` is the length of a round, `sizes` are rows of a table.
+
+    `moved`: how many runs are moved from one deployment to another.
+    """
 
     rounds: int
     seconds: float
     sizes: list[int]
     source: Path
+    moved: list[int]
 
 
 def say(text: str) -> None:

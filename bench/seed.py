@@ -256,7 +256,7 @@ def _operations(seed: Seed) -> Rows:
 def _audit(seed: Seed) -> Rows:
     for sequence in range(1, seed.long + 1):
         what = ("cancel", "service", MINE, seed.run_id(sequence), None, None, None)
-        yield (sequence, *what, NONCE, seed.at_ms)
+        yield (sequence, *what, NONCE, seed.at_ms, *(None, None))
 
 
 _TABLES: dict[str, Callable[[Seed], Rows]] = {

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from bench import alike, plans, report
+from bench import alike, plans, report, seed
 from bench.measure import Spread, ratio, serve
 from conftest import ROOT
+from fencepost.schema import tables
 from test_budgets import STATEMENTS
 
 
@@ -24,6 +28,21 @@ def test_a_plan_is_made_of_the_products_sql_and_knows_each_value_that_varies(ver
     plan = plans.plans()[verb]
     assert plan == plans.plans()[verb]  # what is minted anew each time has a name
     assert {each["sql"] for each in plan} <= {known.sql for known in STATEMENTS.values()}
+
+
+def test_what_is_seeded_has_every_column_of_every_table_that_it_fills(tmp_path: Path) -> None:
+    file = tmp_path / "seeded.sqlite"
+    with closing(sqlite3.connect(file)) as database:
+        for ddl in tables.STATEMENTS:
+            database.execute(ddl)
+    seed.write(file, seed.Seed(100, at_ms=1_700_000_000_000))
+    with closing(sqlite3.connect(file)) as database:
+        empty = {
+            table
+            for table in tables.TABLES
+            if not database.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]
+        }
+    assert empty == {"fencepost_fence", "fencepost_requests", "fencepost_transfer"}
 
 
 def test_every_stage_that_is_clocked_is_there() -> None:
