@@ -24,7 +24,10 @@ pytestmark = pytest.mark.soak
 @pytest.fixture
 def url() -> Iterator[str]:
     """A deployment of its own, in which every kind of thing that can be looked at exists."""
-    process, addresses = start_bridge(isolates=1, faults=False, tokens=Client.TOKENS)
+    variables = {"FENCEPOST_RECEIPT_KEY": "k" * 32}
+    process, addresses = start_bridge(
+        isolates=1, faults=False, tokens=Client.TOKENS, variables=variables
+    )
     with connect(addresses["url"]) as http:
         client = Client(http, "operator")
         run = client.started(lineage={"id": "line", "round": 1}, machine="delivery")

@@ -27,7 +27,7 @@ ODD = ["NULL", "-1", "9e999", "'{'", "x'ff00'"]
 ODD_JSON = ["'[1]'", "'5'", "'1e999'", '\'{"a":"\\ud800"}\'', f"'{'[' * 900 + ']' * 900}'"]
 ODD_JSON += [f"'{'9' * 5_000}'", '\'{"machine":{"to":[]},"to":{}}\'']
 JSON_COLUMNS = {"state", "result", "payload", "approval_proof", "outcome", "before", "after"}
-JSON_COLUMNS |= {"answer"}
+JSON_COLUMNS |= {"answer", "manifest"}
 
 
 def _refuse(word: str) -> NoReturn:
@@ -61,6 +61,9 @@ class World:
         operator.post(f"{path}/cancel", {}, headers=keyed).raise_for_status()
         fence = {"expected": "open", "next": "open"}
         operator.post("/v1/fence/transitions", fence).raise_for_status()
+        # As of a target that has opened.
+        opened = "(id, deployment_id, seal, revision) VALUES ('deployment', ?1, ?2, 0)"
+        self.sql(f"INSERT INTO fencepost_transfer {opened}", "d" * 32, "a" * 64)
         return run
 
     def restore(self) -> None:
@@ -101,7 +104,7 @@ OF_RUN = ["", "/events", "/integrity", "/ownership", "/bindings", "/lineage", "/
 OF_RUN += ["/operations/step", "/operations/done"]
 OF_ALL = ["/v1/runs", "/v1/runs?status=running", "/v1/fence", "/v1/audit", "/v1/inventory"]
 OF_ALL += ["/v1/inventory/runs", "/v1/inventory/start-reservations", "/v1/inventory/operations"]
-OF_ALL += ["/metrics"]
+OF_ALL += ["/metrics", "/v1/transfer", "/v1/transfer/runs"]
 
 
 @pytest.fixture
