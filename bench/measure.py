@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -80,11 +81,16 @@ def in_turns(rounds: int, measures: Mapping[str, Callable[[], Any]]) -> dict[str
 
 
 @contextlib.contextmanager
-def node(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def node(script: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A Node process that ends when its standard input closes."""
     command = [str(NODE), str(PROJECT / "bench" / script), *arguments]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=PROJECT,
+        env={**os.environ, **environment},
     )
     try:
         yield process
@@ -109,11 +115,17 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def serve(plans: Json | None = None, **runner: Any) -> Iterator[Served]:
-    """The Worker with settings of `createRunner`, and its peer if there are `plans` for it."""
+def serve(
+    plans: Json | None = None, heap_max_mb: int | None = None, **runner: Any
+) -> Iterator[Served]:
+    """The Worker with settings of `createRunner`, and its peer if there are `plans` for it.
+
+    `heap_max_mb`: what JavaScript may hold in an isolate; without it V8 lets garbage lie.
+    """
     settings = {name: str(v) if isinstance(v, Path) else v for name, v in runner.items()}
     argument = json.dumps({"runner": settings, "plans": plans})
-    with node("serve.mjs", argument) as process:
+    flags = {"MINIFLARE_WORKERD_V8_FLAGS": f"--max-heap-size={heap_max_mb}"} if heap_max_mb else {}
+    with node("serve.mjs", argument, **flags) as process:
         addresses = json.loads(read_line(process))
         yield Served(**addresses, pid=_workerd(process.pid))
 
