@@ -31,7 +31,7 @@ LOSSES = {
     "heartbeat": "FENCE_LOST",
     "reconfirm": "FENCE_LOST",
     "transition": "FENCE_LOST GUARD_FAILED HEAD_CHANGED ILLEGAL_TRANSITION",
-    "events": "FENCE_LOST HEAD_CHANGED",
+    "events": "FENCE_LOST HEAD_CHANGED RUN_ENDED",
     "bindings": "FENCE_LOST DELIVERY_REVISION_CONFLICT HEAD_CHANGED",
     "bind-change": "FENCE_LOST CHANGE_BINDING_NOT_ALLOWED CHANGE_RUN_ALREADY_EXISTS",
     "cancel": "TERMINAL ALREADY_REQUESTED",
@@ -142,8 +142,7 @@ def an_answer_is_documented(request: Request, answer: Answer) -> str | None:
     """A success, or a problem of the table with its status, that the verb may lose by.
 
     A lost reply may cost an answer (503), or a grant, where a fault was asked for, and nowhere
-    else; a 500
-    and any other 503 than the fence's and a lost race are never expected.
+    else; a 500 and any other 503 than the fence's and a lost race are never expected.
     """
     if answer.won:
         return None

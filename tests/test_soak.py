@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from fencepost import journal
+from fencepost.http.routes import ROUTES
 from fencepost.schema import tables
 from soak import (
     answer_invariants,
@@ -238,6 +239,18 @@ def test_an_answer_that_was_sent_for_earlier_may_know_less() -> None:
     for run in (ended(generation=2, head={"sequence": 3, "hash": "h3"}), a_run()):
         checker.answered(Request("GET", "/v1/runs/r"), Answer(200, run, sent))
     assert not findings.counts
+
+
+def test_the_losses_that_it_allows_are_those_of_the_routes() -> None:
+    asked_for = {"STEP_UNRESOLVED", "FENCE_CAS_CONFLICT", "CONTENDED", *requests_and_answers.FAULTY}
+    for route in ROUTES:
+        verb = route.pattern.rsplit("/", 1)[1]
+        losses = requests_and_answers.LOSSES.get(verb)
+        # What a start may lose by besides, its client says: it depends on what it sends.
+        if route.method == "POST" and losses is not None and verb != "starts":
+            late = requests_and_answers.LATE.get(verb, "").split()
+            allowed = {*losses.split(), *late} - {"CONTENDED"}
+            assert allowed - asked_for == {*route.problems} - asked_for, verb
 
 
 def test_lists_and_facts_that_break_are_reported() -> None:
